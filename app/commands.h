@@ -1,0 +1,16 @@
+#pragma once
+
+// Each command adds itself to the command line with a callback that does the work. A command reports a failed check
+// through `exit_code`; everything else throws furlong::Error.
+
+#include <CLI/CLI.hpp>
+
+namespace furlong::app {
+
+using AddCommand = void (*)(CLI::App& app, int& exit_code);
+
+void add_version(CLI::App& app, int& exit_code);
+
+constexpr AddCommand kCommands[] = {add_version};
+
+}  // namespace furlong::app

@@ -1,0 +1,53 @@
+# Tests stand beside their source (x_test.cpp); each room makes one test program, build/PRESET/bin/ROOM_test.
+# Benches (x_bench.cpp) make one program each.
+
+file(GLOB support_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/support/*.cpp")
+add_library(furlong_test_support STATIC ${support_sources})
+target_link_libraries(furlong_test_support PUBLIC furlong_core GTest::gtest GTest::gmock)
+target_compile_definitions(furlong_test_support PUBLIC FURLONG_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+  FURLONG_BINARY_DIR="${CMAKE_BINARY_DIR}")
+
+# furlong_room_test(name folder...): one program of all *_test.cpp below the folders.
+function(furlong_room_test name)
+  set(all "")
+  foreach(folder IN LISTS ARGN)
+    file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/${folder}/*_test.cpp")
+    list(APPEND all ${found})
+  endforeach()
+  if(NOT all)
+    return()
+  endif()
+  add_executable(${name} ${all})
+  target_link_libraries(${name} PRIVATE furlong_test_support GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+endfunction()
+
+furlong_room_test(base_test furlong/base)
+furlong_room_test(tokenizer_test furlong/tokenizer)
+file(GLOB op_folders CONFIGURE_DEPENDS LIST_DIRECTORIES true "${CMAKE_SOURCE_DIR}/furlong/ops/*")
+foreach(folder IN LISTS op_folders)
+  if(IS_DIRECTORY "${folder}")
+    get_filename_component(op "${folder}" NAME)
+    furlong_room_test(${op}_test "furlong/ops/${op}")
+  endif()
+endforeach()
+foreach(room checkpoint data optim model train infer eval)
+  furlong_room_test(${room}_test "furlong/${room}")
+endforeach()
+furlong_room_test(integration_test tests/integration)
+
+# The golden-vector runner: one source file for each family of kinds.
+file(GLOB golden_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/golden/*.cpp")
+if(golden_sources)
+  add_executable(golden_test ${golden_sources})
+  target_link_libraries(golden_test PRIVATE furlong_test_support CLI11::CLI11)
+  add_test(NAME golden_test COMMAND golden_test --dir "${CMAKE_SOURCE_DIR}/tests/golden")
+endif()
+
+file(GLOB_RECURSE bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/*_bench.cpp")
+foreach(source IN LISTS bench_sources)
+  get_filename_component(bench "${source}" NAME_WE)
+  add_executable(${bench} ${source})
+  target_link_libraries(${bench} PRIVATE furlong_test_support benchmark::benchmark)
+endforeach()

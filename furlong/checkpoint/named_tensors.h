@@ -1,0 +1,50 @@
+#pragma once
+
+// Tensors by name, to and from checkpoint folders. Knows no model.
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace furlong {
+
+class SafetensorsFile;
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// One safetensors file, or the shards of a folder: model.safetensors, or those that model.safetensors.index.json
+/// lists, honoured exactly (a missing shard, a tensor in the wrong shard or in none is a FormatError / IoError naming
+/// it).
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::filesystem::path& file_or_folder, const std::string& stem = "model");
+  ~CheckpointReader();
+
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const;
+  std::vector<int64_t> shape(const std::string& name) const;
+  std::string dtype(const std::string& name) const;
+  std::map<std::string, std::string> metadata() const;
+  /// A copy in memory. FormatError when there is none of this name. Where the file's metadata holds a checksum of its
+  /// data (see write_tensors), it is verified before the first tensor is handed out.
+  at::Tensor tensor(const std::string& name) const;
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, size_t> file_of_;
+  mutable std::vector<bool> verified_;
+};
+
+/// Writes tensors to one safetensors file, atomically, with a checksum of the data in its metadata. Tensors of any
+/// device; made contiguous first.
+void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                   std::map<std::string, std::string> metadata = {});
+
+/// 64-bit FNV-1a-style checksum as 16 hex digits, over a tensor's bytes.
+std::string tensor_checksum(const at::Tensor& tensor);
+
+}  // namespace furlong

@@ -1,0 +1,23 @@
+#pragma once
+
+// Model weights to and from checkpoint folders in the published form: config.json, model.safetensors (published names).
+
+#include <cstdint>
+#include <filesystem>
+
+#include "furlong/model/decoder.h"
+
+namespace furlong {
+
+/// Writes config.json and model.safetensors below `folder`. Stacked experts are written under their published names.
+/// `dtype`: of parameters with the compute policy (fp32 masters: kFloat keeps them exact).
+void save_weights(const Decoder& decoder, const std::filesystem::path& folder, at::ScalarType dtype);
+
+/// Fills every parameter of an initialised decoder. Strict: a missing, unknown or misshapen tensor is a FormatError
+/// naming it.
+void load_weights(Decoder& decoder, const std::filesystem::path& folder);
+
+/// Reads config.json, builds the decoder in `dtype` and loads the weights. Not trainable.
+std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device);
+
+}  // namespace furlong

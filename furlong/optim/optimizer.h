@@ -1,0 +1,72 @@
+#pragma once
+
+// Optimizers over fp32 master parameters. One optimizer object holds every group; each parameter's rule comes from its
+// ParamSpec: Muon for matrices (in row blocks: heads, experts), AdamW for the rest, none for frozen ones.
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "furlong/ops/common/param_spec.h"
+
+namespace furlong {
+
+struct AdamWConfig {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+struct MuonConfig {
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t newton_schulz_steps = 5;
+  double weight_decay = 0.1;
+  double update_rms = 0.2;  // update scaled by update_rms * sqrt(max(rows, cols)) of the block
+  bool bf16 = true;         // Newton-Schulz products in bf16
+};
+
+struct OptimizerConfig {
+  AdamWConfig adamw;
+  MuonConfig muon;
+  bool use_muon = true;         // false: AdamW for everything
+  double adamw_lr_scale = 1.0;  // AdamW's rate relative to the schedule's
+};
+
+class Optimizer {
+ public:
+  /// `params` stay owned by the model; moments are made at once, in fp32, on each parameter's device.
+  Optimizer(const std::vector<Param>& params, const OptimizerConfig& config);
+
+  /// One step from the parameters' .grad() (undefined gradient: the parameter is left alone).
+  void step(double lr);
+  void zero_grad();
+  int64_t num_steps() const { return num_steps_; }
+
+  /// Moments under "<parameter>.momentum", ".exp_avg", ".exp_avg_sq", for checkpoints.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  /// Copies the moments back. FormatError when one is missing or has another shape.
+  void load_state(const std::vector<std::pair<std::string, at::Tensor>>& state, int64_t num_steps);
+
+ private:
+  struct Slot {
+    Param param;
+    at::Tensor momentum;             // Muon
+    at::Tensor exp_avg, exp_avg_sq;  // AdamW
+  };
+  std::vector<Slot> slots_;
+  OptimizerConfig config_;
+  int64_t num_steps_ = 0;
+};
+
+/// Newton-Schulz orthogonalisation of a batch of matrices [b, rows, cols] (5 steps by default), any shape.
+at::Tensor newton_schulz(const at::Tensor& matrices, int64_t steps, bool bf16);
+
+/// Global L2 norm of the gradients (fp64 accumulation); scales them to max_norm if they exceed it and max_norm > 0.
+/// Returns the norm before clipping; non-finite norms leave the gradients alone.
+double clip_grad_norm(const std::vector<Param>& params, double max_norm);
+
+}  // namespace furlong

@@ -1,0 +1,16 @@
+#pragma once
+
+// Every tolerance of the unit tests, with its reason. Metric: max|a - b| <= tolerance * max|b| over the tensor.
+
+namespace furlong::tolerance {
+
+// fp32 arithmetic in another order of summation: a few ulp (1.2e-7) times the square root of a few hundred terms.
+constexpr double kFp32 = 2e-6;
+// The same through a recurrence over a few hundred tokens, or a gradient through several products.
+constexpr double kFp32Chain = 2e-5;
+// One rounding to bf16 (8 bits: 2^-9 = 2e-3) of a result that was right in fp32, plus double rounding.
+constexpr double kBf16 = 8e-3;
+// fp64 against fp64 in another order.
+constexpr double kFp64 = 1e-12;
+
+}  // namespace furlong::tolerance
