@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# From nothing to a trained hybrid model: set-up, build, corpus, tokenizer, training, evaluation, samples, report.
+# About ten minutes of training on two cores. Everything lands in out/demo; the end is out/demo/summary.json.
+#
+#   bash runs/demo.sh                        the whole demo
+#   bash runs/demo.sh --set stages.0.tokens=200000 ...    with changed training settings
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+out=out/demo
+run=$out/run
+furlong=build/cpu/bin/furlong
+begin=$(date +%s)
+step() { printf '\n== %s\n' "$*"; }
+
+step "set-up and build"
+bash runs/build.sh cpu furlong
+
+step "corpus: the King James text, four books held out whole"
+bash runs/prepare_kjv.sh "$out/text"
+
+step "tokenizer of 2,048 entries, token shards"
+if [ ! -e "$out/data/heldout/meta.json" ]; then
+  rm -rf "$out/tokenizer" "$out/data"
+  $furlong tokenizer train "$out/text/train" --vocab 2048 --out "$out/tokenizer"
+  $furlong data prepare "$out/text/train" --tokenizer "$out/tokenizer" --out "$out/data/train"
+  $furlong data prepare "$out/text/heldout" --tokenizer "$out/tokenizer" --out "$out/data/heldout"
+fi
+
+step "training (configs/demo.toml)"
+rm -rf "$run"
+training=$(date +%s)
+$furlong train configs/demo.toml --out "$run" "$@"
+trained=$(date +%s)
+
+step "held-out text: bits per byte"
+$furlong eval loss --checkpoint "$run" --data "$out/data/heldout" --out "$run/eval.json" >/dev/null
+cat "$out"/text/heldout/*.txt >"$out/heldout.txt"
+bytes=$(stat -c %s "$out/heldout.txt")
+jq -n --argjson bytes "$bytes" --argjson gzip "$(gzip -9 -c "$out/heldout.txt" | wc -c)" \
+  --argjson xz "$(xz -9e -c "$out/heldout.txt" | wc -c)" \
+  '{bytes: $bytes, gzip_bits_per_byte: ($gzip * 8 / $bytes), xz_bits_per_byte: ($xz * 8 / $bytes)}' >"$run/baselines.json"
+
+step "samples"
+: >"$run/samples.jsonl"
+seed=0
+for prompt in "And it came to pass" "In the beginning" "The LORD is my" "And Jesus said unto them,"; do
+  seed=$((seed + 1))
+  text=$($furlong generate --checkpoint "$run" --prompt "$prompt" --max-tokens 80 --temperature 0.7 --top-p 0.95 --seed $seed)
+  printf '%s\n\n' "$text"
+  jq -cn --arg prompt "$prompt" --arg text "$text" '{prompt: $prompt, text: $text, temperature: 0.7}' >>"$run/samples.jsonl"
+done
+
+step "report"
+$furlong report "$run" --out "$out/report.html"
+
+jq -n --slurpfile eval "$run/eval.json" --slurpfile base "$run/baselines.json" \
+  --slurpfile count <($furlong inspect "$run" --json) --slurpfile last <(tail -n 1 "$run/metrics.jsonl") \
+  --argjson seconds $((trained - training)) --argjson total $(($(date +%s) - begin)) --arg report "$out/report.html" \
+  '{val_bits_per_byte: $eval[0].bits_per_byte, gzip_bits_per_byte: $base[0].gzip_bits_per_byte,
+    xz_bits_per_byte: $base[0].xz_bits_per_byte, parameters: $count[0].parameters,
+    active_parameters: $count[0].active_parameters, train_tokens: $last[0].tokens, seconds: $seconds,
+    tokens_per_s: ($last[0].tokens / ([$seconds, 1] | max)), max_vio_last: $last[0].max_vio,
+    peak_rss_bytes: $last[0].peak_rss_bytes, total_seconds: $total, report: $report}' >"$out/summary.json"
+
+step "summary ($out/summary.json)"
+cat "$out/summary.json"
