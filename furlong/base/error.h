@@ -42,4 +42,10 @@ class IoError : public Error {
   explicit IoError(const std::string& message) : Error(message, 1) {}
 };
 
+/// A computation gave NaN or infinity where it must not. The trainer skips the step and records it.
+class NumericError : public Error {
+ public:
+  explicit NumericError(const std::string& message) : Error(message, 1) {}
+};
+
 }  // namespace furlong

@@ -18,6 +18,14 @@ struct AdamWConfig {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+
+  template <typename Visitor>
+  void fields(Visitor& visit) {
+    visit("beta1", beta1, {.doc = "decay of the first moment", .min = 0.0, .max = 0.9999999});
+    visit("beta2", beta2, {.doc = "decay of the second moment", .min = 0.0, .max = 0.9999999});
+    visit("eps", eps, {.doc = "added to the root of the second moment", .min = 1e-30, .max = 1.0});
+    visit("weight_decay", weight_decay, {.doc = "decoupled weight decay, times the rate", .min = 0.0, .max = 10.0});
+  }
 };
 
 struct MuonConfig {
@@ -27,6 +35,16 @@ struct MuonConfig {
   double weight_decay = 0.1;
   double update_rms = 0.2;  // update scaled by update_rms * sqrt(max(rows, cols)) of the block
   bool bf16 = true;         // Newton-Schulz products in bf16
+
+  template <typename Visitor>
+  void fields(Visitor& visit) {
+    visit("momentum", momentum, {.doc = "decay of the momentum", .min = 0.0, .max = 0.9999999});
+    visit("nesterov", nesterov, {.doc = "look one step ahead"});
+    visit("newton_schulz_steps", newton_schulz_steps, {.doc = "iterations", .min = 1, .max = 20});
+    visit("weight_decay", weight_decay, {.doc = "decoupled weight decay, times the rate", .min = 0.0, .max = 10.0});
+    visit("update_rms", update_rms, {.doc = "RMS of the update relative to the rate", .min = 1e-6, .max = 100.0});
+    visit("bf16", bf16, {.doc = "Newton-Schulz products in bf16"});
+  }
 };
 
 struct OptimizerConfig {
@@ -34,6 +52,14 @@ struct OptimizerConfig {
   MuonConfig muon;
   bool use_muon = true;         // false: AdamW for everything
   double adamw_lr_scale = 1.0;  // AdamW's rate relative to the schedule's
+
+  template <typename Visitor>
+  void fields(Visitor& visit) {
+    visit("use_muon", use_muon, {.doc = "Muon for the matrices; false: AdamW for everything"});
+    visit("adamw_lr_scale", adamw_lr_scale, {.doc = "AdamW's rate relative to the schedule's", .min = 0.0});
+    visit("muon", muon, {.doc = "Muon"});
+    visit("adamw", adamw, {.doc = "AdamW"});
+  }
 };
 
 class Optimizer {

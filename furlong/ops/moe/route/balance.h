@@ -17,7 +17,7 @@ class QuantileBalancer {
   QuantileBalancer(int64_t num_experts, int64_t num_chosen, int64_t num_bins = 1000);
 
   /// Counts the required bias cutoff_i - score_ij of the first num_valid tokens. The bins are fixed by `bias_E` at the
-  /// first call after an update. Throws on non-finite scores.
+  /// first call after an update. Throws NumericError on non-finite scores.
   void observe(const at::Tensor& scores_NE, const at::Tensor& cutoff_N, const at::Tensor& bias_E, int64_t num_valid);
   /// Replaces `bias_E` by the A/E-quantile of the counts, re-centred to mean zero, and clears the counts. Leaves it
   /// alone (returns false) when there is nothing to balance: A >= E or fewer than two tokens.
