@@ -23,6 +23,7 @@ mapfile -t sources < <(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 .venv/bin/clang-format --dry-run --Werror "${sources[@]}"
 
 step "layers, size, docs"
+.venv/bin/python tools/tests/test_checks.py
 .venv/bin/python tools/check_layers.py
 .venv/bin/python tools/check_size.py
 .venv/bin/python tools/check_docs.py
