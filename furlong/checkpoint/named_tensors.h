@@ -16,9 +16,9 @@ namespace furlong {
 class SafetensorsFile;
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// One safetensors file, or the shards of a folder: model.safetensors, or those that model.safetensors.index.json
-/// lists, honoured exactly (a missing shard, a tensor in the wrong shard or in none is a FormatError / IoError naming
-/// it).
+/// One safetensors file, one index file, or a folder: model.safetensors, or the shards that
+/// model.safetensors.index.json lists, honoured exactly (a missing shard, a tensor in the wrong shard or in none is a
+/// FormatError / IoError naming it; so is a folder that holds both).
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::filesystem::path& file_or_folder, const std::string& stem = "model");
@@ -34,6 +34,8 @@ class CheckpointReader {
   at::Tensor tensor(const std::string& name) const;
 
  private:
+  const SafetensorsFile& file_with(const std::string& name) const;
+
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, size_t> file_of_;
   mutable std::vector<bool> verified_;
@@ -44,7 +46,7 @@ class CheckpointReader {
 void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors,
                    std::map<std::string, std::string> metadata = {});
 
-/// 64-bit FNV-1a-style checksum as 16 hex digits, over a tensor's bytes.
+/// 64-bit checksum as 16 hex digits, over a tensor's bytes (see checksum.h).
 std::string tensor_checksum(const at::Tensor& tensor);
 
 }  // namespace furlong

@@ -15,13 +15,14 @@
 
 namespace furlong {
 
-/// "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "U16", "U32", "U64".
+/// "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "U16", "U32", "U64", "C64", "F8_E4M3",
+/// "F8_E5M2", "F8_E8M0".
 int64_t safetensors_dtype_bytes(const std::string& dtype);  // 0 when unknown
 
 struct TensorEntry {
   std::string dtype;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;  // from the start of the file
+  uint64_t offset = 0;  // from the start of the file; foreign writers need not align it
   uint64_t bytes = 0;
 };
 

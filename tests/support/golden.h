@@ -21,6 +21,7 @@ class Case {
 
   const Json& info() const { return info_; }
   std::string kind() const;
+  const std::filesystem::path& folder() const { return folder_; }  // for files beside case.json
   at::Device device() const { return device_; }
   bool has(const std::string& name) const { return tensors_.count(name) > 0; }
   const at::Tensor& tensor(const std::string& name) const;  // FormatError when missing
