@@ -37,7 +37,7 @@ struct ForwardOptions {
 
 class Decoder {
  public:
-  /// Describes the model; no tensor is allocated until materialize(), so that models of any size can be counted.
+  /// Describes the model; no tensor is allocated until initialize(), so that models of any size can be counted.
   explicit Decoder(const ModelConfig& config);
   ~Decoder();
   Decoder(const Decoder&) = delete;
@@ -49,6 +49,8 @@ class Decoder {
   /// Allocates every parameter (fp32 policy: fp32; compute policy: `dtype`) and draws its initial value. `seed` and the
   /// parameter's name alone decide the values. requires_grad for trainable ones when `trainable`.
   void initialize(uint64_t seed, at::ScalarType dtype, at::Device device, bool trainable);
+  /// The same without values: for weights that will be loaded. Not trainable.
+  void allocate(at::ScalarType dtype, at::Device device);
   /// Compute dtype of activations: embeddings are cast to it. fp32 masters under bf16 compute: initialize(fp32) and
   /// set_compute_dtype(kBFloat16).
   void set_compute_dtype(at::ScalarType dtype) { compute_dtype_ = dtype; }
@@ -66,8 +68,11 @@ class Decoder {
 
   /// MoE blocks by layer; null where the layer is dense.
   std::vector<MoeLayer*> moe_layers() const;
+  const DecoderLayer& layer(int64_t index) const;
 
  private:
+  at::Tensor embed(const at::Tensor& tokens_N, const SequenceLayout& layout) const;
+
   ModelConfig config_;
   ParamList list_;
   at::ScalarType compute_dtype_ = at::kFloat;

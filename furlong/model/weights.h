@@ -4,10 +4,22 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "furlong/model/decoder.h"
 
 namespace furlong {
+
+/// A parameter, or one index of a stacked one, as the checkpoint has it.
+struct PublishedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t index;  // into the stacked dimension; -1: the whole parameter
+};
+/// Kimi-K3 puts "language_model." in front of the text model's names; Kimi-Linear does not.
+std::vector<PublishedTensor> published_tensors(const ModelConfig& config, const Param& param);
 
 /// Writes config.json and model.safetensors below `folder`. Stacked experts are written under their published names.
 /// `dtype`: of parameters with the compute policy (fp32 masters: kFloat keeps them exact).

@@ -38,6 +38,12 @@ class ResidualStream {
  public:
   ResidualStream(at::Tensor embedding_ND, int64_t block_size)
       : block_size_(block_size), prefix_(std::move(embedding_ND)) {}
+  /// A stream in the middle of its way, from blocks() and prefix() of another.
+  ResidualStream(std::vector<at::Tensor> blocks_ND, at::Tensor prefix_ND, int64_t block_size)
+      : block_size_(block_size), blocks_(std::move(blocks_ND)), prefix_(std::move(prefix_ND)) {}
+
+  const std::vector<at::Tensor>& blocks() const { return blocks_; }
+  const at::Tensor& prefix() const { return prefix_; }
 
   at::Tensor read(const AttnResRead& read, at::Tensor* mean_weight_S) const;
   void seal_before(int64_t layer);
