@@ -1,4 +1,4 @@
-"""The checks can fail: each is run on a small made-up repository with one fault. `python3 tools/tests/test_checks.py`"""
+"""The checks can fail: each runs on a small made-up repository with one fault. `python3 tools/tests/test_checks.py`"""
 
 from __future__ import annotations
 
