@@ -47,6 +47,8 @@ class MoeLayer {
   at::Tensor& correction_bias_E() { return correction_bias_; }
 
  private:
+  RouteOutput route_tokens(const at::Tensor& x_TD, const SequenceLayout& layout, const ForwardContext& context) const;
+
   MoeLayerConfig config_;
   at::Tensor gate_, correction_bias_;      // [E, D], [E]; fp32
   at::Tensor down_proj_, norm_, up_proj_;  // [L, D], [L], [D, L]

@@ -34,8 +34,7 @@ class QuantileBalancer {
  private:
   int64_t num_experts_, num_chosen_, num_bins_;
   at::Tensor counts_EQ_;
-  double low_ = 0.0, high_ = 0.0;
-  bool has_range_ = false;
+  at::Tensor range_2_;  // fp64 [low, high] of this step's bins, on the scores' device; undefined between steps
   int64_t num_tokens_ = 0;
   double last_bin_mass_ = 0.0;
 };
