@@ -35,6 +35,11 @@ struct MuonConfig {
   double weight_decay = 0.1;
   double update_rms = 0.2;  // update scaled by update_rms * sqrt(max(rows, cols)) of the block
   bool bf16 = true;         // Newton-Schulz products in bf16
+  double eps = 1e-7;        // smallest norm that a block is divided by
+  // "rms": as update_rms says; "original": update scaled by sqrt(max(1, rows / cols)) of the block.
+  std::string scale = "rms";
+  // false: M <- mu M + G; true: M <- mu M + (1 - mu) G. The update is the same but where eps matters.
+  bool average_momentum = false;
 
   template <typename Visitor>
   void fields(Visitor& visit) {
@@ -44,6 +49,9 @@ struct MuonConfig {
     visit("weight_decay", weight_decay, {.doc = "decoupled weight decay, times the rate", .min = 0.0, .max = 10.0});
     visit("update_rms", update_rms, {.doc = "RMS of the update relative to the rate", .min = 1e-6, .max = 100.0});
     visit("bf16", bf16, {.doc = "Newton-Schulz products in bf16"});
+    visit("eps", eps, {.doc = "smallest norm that a block is divided by", .min = 1e-30, .max = 1.0});
+    visit("scale", scale, {.doc = "size of the update", .one_of = {"rms", "original"}});
+    visit("average_momentum", average_momentum, {.doc = "momentum as a running average of the gradients"});
   }
 };
 
@@ -67,7 +75,8 @@ class Optimizer {
   /// `params` stay owned by the model; moments are made at once, in fp32, on each parameter's device.
   Optimizer(const std::vector<Param>& params, const OptimizerConfig& config);
 
-  /// One step from the parameters' .grad() (undefined gradient: the parameter is left alone).
+  /// One step from the parameters' .grad() (undefined gradient: the parameter is left alone). AdamW's bias correction
+  /// counts the steps of the optimizer, not those in which the parameter had a gradient.
   void step(double lr);
   void zero_grad();
   int64_t num_steps() const { return num_steps_; }
@@ -88,8 +97,9 @@ class Optimizer {
   int64_t num_steps_ = 0;
 };
 
-/// Newton-Schulz orthogonalisation of a batch of matrices [b, rows, cols] (5 steps by default), any shape.
-at::Tensor newton_schulz(const at::Tensor& matrices, int64_t steps, bool bf16);
+/// Newton-Schulz orthogonalisation of a batch of matrices [b, rows, cols], any shape, each divided by its Frobenius
+/// norm (at least eps) first. The result has the input's dtype.
+at::Tensor newton_schulz(const at::Tensor& matrices, int64_t steps, bool bf16, double eps = 1e-7);
 
 /// Global L2 norm of the gradients (fp64 accumulation); scales them to max_norm if they exceed it and max_norm > 0.
 /// Returns the norm before clipping; non-finite norms leave the gradients alone.

@@ -95,6 +95,10 @@ void Case::expect_close(const std::string& what, const at::Tensor& got, const at
   checks_.push_back(std::move(check));
 }
 
+void Case::expect_below(const std::string& what, double error, double tolerance) {
+  checks_.push_back({what, error, tolerance, error <= tolerance, ""});
+}
+
 void Case::expect(const std::string& what, bool holds, const std::string& detail) {
   checks_.push_back({what, 0.0, 0.0, holds, detail});
 }

@@ -32,6 +32,8 @@ class Case {
 
   /// max|got - expected| <= tolerance * max|expected|, recorded under `what`. Shapes must agree up to leading ones.
   void expect_close(const std::string& what, const at::Tensor& got, const at::Tensor& expected, double tolerance);
+  /// For measures of the caller's own: error <= tolerance.
+  void expect_below(const std::string& what, double error, double tolerance);
   void expect(const std::string& what, bool holds, const std::string& detail = "");
 
   struct Check {
