@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,9 +14,11 @@ namespace furlong {
 
 class Tokenizer {
  public:
-  /// A rank file, or a folder holding "tiktoken.model". FormatError names file and line.
+  /// A rank file, or a folder holding "tiktoken.model"; the tokenizer_config.json beside it names the reserved ids
+  /// (256 nameless ones but [BOS], [EOS], ... when there is none). FormatError names file and line.
   static Tokenizer load(const std::filesystem::path& file_or_folder);
-  static Tokenizer from_text(std::string_view ranks, const std::string& name);
+  /// The same from text. `config` is the text of a tokenizer_config.json, or empty.
+  static Tokenizer from_text(std::string_view ranks, const std::string& name, std::string_view config = {});
 
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -23,12 +26,18 @@ class Tokenizer {
 
   /// Ordinary text only: special tokens are never matched in it. Invalid UTF-8 is encoded byte by byte.
   std::vector<int64_t> encode(std::string_view text) const;
+  /// Names of special tokens in `text` become their ids. For text of the program's own making only.
+  std::vector<int64_t> encode_with_special(std::string_view text) const;
+  /// The bytes of all tokens; of special ones, their names.
   std::string decode(const std::vector<int64_t>& ids) const;
   /// The bytes of one token. UsageError when out of range.
   std::string_view token_bytes(int64_t id) const;
   /// Ranks plus reserved special ids.
   int64_t vocab_size() const;
-  /// Id that ends a document ("[EOS]"), the last id but one of the reserved block; see special_tokens.h.
+  int64_t num_ranks() const;
+  /// The id of a special token, e.g. "<|sep|>".
+  std::optional<int64_t> special_id(std::string_view name) const;
+  /// Id that ends a document: that of "[EOS]", see special_tokens.h. FormatError when there is none.
   int64_t end_of_document() const;
   const std::string& sha256() const;  // of the rank file
 
