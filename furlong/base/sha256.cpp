@@ -64,7 +64,8 @@ std::string sha256_hex(std::string_view data) {
   if (left > 0) std::memcpy(tail.data(), bytes + done, left);
   tail[left] = 0x80;
   const size_t tail_size = left < 56 ? 64 : 128;
-  for (int i = 0; i < 8; ++i) tail[tail_size - 1 - i] = static_cast<unsigned char>(uint64_t{data.size()} * 8 >> (8 * i));
+  for (int i = 0; i < 8; ++i)
+    tail[tail_size - 1 - i] = static_cast<unsigned char>(uint64_t{data.size()} * 8 >> (8 * i));
   for (size_t block = 0; block < tail_size; block += 64) absorb_block(state, tail.data() + block);
 
   constexpr char kDigits[] = "0123456789abcdef";

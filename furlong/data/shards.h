@@ -45,8 +45,4 @@ class ShardSet {
   std::string tokenizer_sha256_;
 };
 
-struct TextDocument {
-  std::string text;
-};
-
 }  // namespace furlong

@@ -13,7 +13,8 @@ constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 constexpr std::array<int8_t, 256> make_values() {
   std::array<int8_t, 256> values{};
   for (auto& value : values) value = -1;
-  for (size_t i = 0; i < kAlphabet.size(); ++i) values[static_cast<unsigned char>(kAlphabet[i])] = static_cast<int8_t>(i);
+  for (size_t i = 0; i < kAlphabet.size(); ++i)
+    values[static_cast<unsigned char>(kAlphabet[i])] = static_cast<int8_t>(i);
   return values;
 }
 constexpr auto kValues = make_values();

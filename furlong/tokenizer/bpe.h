@@ -29,9 +29,9 @@ class RankTable {
   static constexpr int32_t kEmpty = -1;
   size_t slot_of(std::string_view bytes) const;
 
-  std::string arena_;                // the bytes of all tokens, end to end
+  std::string arena_;                 // the bytes of all tokens, end to end
   std::vector<size_t> starts_ = {0};  // [ranks + 1]
-  std::vector<int32_t> slots_;       // open addressing, a power of two, at most half full
+  std::vector<int32_t> slots_;        // open addressing, a power of two, at most half full
 };
 
 /// Appends the ranks of one pre-token. O(n log n) for long ones.

@@ -25,9 +25,12 @@ constexpr std::string_view kPattern =
     "|[^\\r\\n\\p{L}\\p{N}]?" FURLONG_UPPER "*" FURLONG_LOWER "+" FURLONG_CONTRACTION
     "|[^\\r\\n\\p{L}\\p{N}]?" FURLONG_UPPER "+" FURLONG_LOWER "*" FURLONG_CONTRACTION
     "|\\p{N}{1,3}"
-    "| ?[^" FURLONG_SPACES "\\p{L}\\p{N}]+[\\r\\n]*"
-    "|[" FURLONG_SPACES "]*[\\r\\n]+"
-    "|[" FURLONG_SPACES "]+(?![^" FURLONG_SPACES "])"
+    "| ?[^" FURLONG_SPACES
+    "\\p{L}\\p{N}]+[\\r\\n]*"
+    "|[" FURLONG_SPACES
+    "]*[\\r\\n]+"
+    "|[" FURLONG_SPACES "]+(?![^" FURLONG_SPACES
+    "])"
     "|[" FURLONG_SPACES "]+";
 #undef FURLONG_UPPER
 #undef FURLONG_LOWER

@@ -86,8 +86,8 @@ std::optional<int64_t> SpecialTokens::find(std::string_view name) const {
 std::string SpecialTokens::to_json() const {
   OrderedJson decoder = OrderedJson::object();
   for (int64_t id = first_id_; id < first_id_ + count(); ++id) {
-    decoder[std::to_string(id)] = {{"content", name(id)},    {"lstrip", false},      {"normalized", false},
-                                   {"rstrip", false},        {"single_word", false}, {"special", true}};
+    decoder[std::to_string(id)] = {{"content", name(id)}, {"lstrip", false},      {"normalized", false},
+                                   {"rstrip", false},     {"single_word", false}, {"special", true}};
   }
   OrderedJson config = {{"added_tokens_decoder", decoder}};
   for (const auto& [key, token] : {std::pair{"bos_token", "[BOS]"}, std::pair{"eos_token", "[EOS]"},

@@ -34,7 +34,8 @@ void add_line(RankTable& ranks, std::string_view line, const std::string& where)
   int64_t rank = -1;
   const std::string_view number = line.substr(space + 1);
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
-  if (error != std::errc() || end != number.data() + number.size()) throw FormatError(where + ": the rank is no number");
+  if (error != std::errc() || end != number.data() + number.size())
+    throw FormatError(where + ": the rank is no number");
   if (rank != ranks.size()) {
     throw FormatError(where + ": got rank " + std::to_string(rank) + ", need " + std::to_string(ranks.size()));
   }

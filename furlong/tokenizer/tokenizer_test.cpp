@@ -116,9 +116,7 @@ TEST(Tokenizer, NamesUnnamedReservedTokensByTheirId) {
 
 TEST(Tokenizer, RefusesDamagedRankFiles) {
   const std::string good = rank_file_text(byte_tokens());
-  const auto refusal = [](const std::string& text) {
-    return message_of([&] { Tokenizer::from_text(text, "ranks"); });
-  };
+  const auto refusal = [](const std::string& text) { return message_of([&] { Tokenizer::from_text(text, "ranks"); }); };
   EXPECT_THAT(refusal(""), HasSubstr("has no token for byte 0"));
   EXPECT_THAT(refusal("!!!! 0\n"), HasSubstr("ranks:1: the token is not base64"));
   EXPECT_THAT(refusal("<html>"), HasSubstr("ranks:1: need 'base64 rank'"));
@@ -159,8 +157,8 @@ TEST(Tokenizer, LoadsAFolderOrAFile) {
 }
 
 TEST(Base64, RoundTripsAndRefuses) {
-  for (const std::string& bytes : {std::string(), std::string("a"), std::string("ab"), std::string("abc"),
-                                   std::string("\xff\x00\x7f\x80", 4)}) {
+  for (const std::string& bytes :
+       {std::string(), std::string("a"), std::string("ab"), std::string("abc"), std::string("\xff\x00\x7f\x80", 4)}) {
     EXPECT_EQ(base64_decode(base64_encode(bytes)), bytes);
   }
   EXPECT_EQ(base64_encode("abcd"), "YWJjZA==");
@@ -187,8 +185,9 @@ TEST(StreamDecoder, NeverBreaksACharacter) {
 
 TEST(StreamDecoder, LosesNothingOfInvalidText) {
   const auto tokenizer = with_tokens({});
-  for (const std::string& text : {std::string("\xff\xfe z"), std::string("a\xf0\x9f"), std::string("\x80\x80\x80\x80\x80"),
-                                  std::string("\xe9z\xc3"), std::string("\xf8\x88\x80\x80\x80")}) {
+  for (const std::string& text :
+       {std::string("\xff\xfe z"), std::string("a\xf0\x9f"), std::string("\x80\x80\x80\x80\x80"),
+        std::string("\xe9z\xc3"), std::string("\xf8\x88\x80\x80\x80")}) {
     StreamDecoder stream(tokenizer);
     std::string joined;
     for (const int64_t id : tokenizer.encode(text)) joined += stream.push(id);
