@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+
+namespace furlong {
+
+/// Resident memory of this process now, and the most it ever was, in bytes.
+int64_t rss_bytes();
+int64_t peak_rss_bytes();
+
+}  // namespace furlong
