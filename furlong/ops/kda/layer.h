@@ -41,6 +41,13 @@ class KdaLayer {
                      const ForwardContext& context) const;
 
  private:
+  /// Convolution of q, k or v (part 0, 1, 2: its third of the tail pool).
+  at::Tensor convolve(const at::Tensor& x_NP, const at::Tensor& weight_PW, int64_t part, const SequenceLayout& layout,
+                      KdaLayerState* state, bool step) const;
+  at::Tensor recur(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
+                   const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH, const SequenceLayout& layout,
+                   KdaLayerState* state, bool step) const;
+
   KdaLayerConfig config_;
   at::Tensor q_proj_, k_proj_, v_proj_, o_proj_;  // [P, D] x3, [D, P]; P = H K
   at::Tensor q_conv_, k_conv_, v_conv_;           // [P, conv_kernel]; published as [P, 1, conv_kernel]
