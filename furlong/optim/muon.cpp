@@ -16,12 +16,13 @@ namespace furlong {
 
 namespace {
 
-/// Blocks that share a batch: device, type of the products' device index, smaller and larger side.
+/// Blocks that share a batch: device, smaller side, larger side.
 using GroupKey = std::tuple<at::DeviceType, at::DeviceIndex, int64_t, int64_t>;
 
-/// Bytes of the four Newton-Schulz buffers together.
+/// Bytes of the four Newton-Schulz buffers together: on a CPU they should stay in cache (measured in the README), on
+/// other devices they should fill the machine and not its memory.
 constexpr int64_t kChunkBytesCpu = int64_t{4} << 20;
-constexpr int64_t kChunkBytesCuda = int64_t{1} << 30;
+constexpr int64_t kChunkBytesDevice = int64_t{1} << 30;
 
 std::map<GroupKey, std::vector<MuonRun>> group_by_shape(const std::vector<MuonParam>& params) {
   std::map<GroupKey, std::vector<MuonRun>> groups;
@@ -115,14 +116,18 @@ void muon_scatter_reference(const MuonRun& run, const at::Tensor& o_BRC, double 
 void muon_step(const std::vector<MuonParam>& params, const MuonConfig& config, double lr) {
   const c10::NoGradGuard no_grad;
   for (const auto& [key, runs] : group_by_shape(params)) {
-    step_group(runs, config, lr, kChunkBytesCpu, muon_gather_reference, muon_scatter_reference);
+    if (std::get<at::DeviceType>(key) == at::kCPU) {
+      step_group(runs, config, lr, kChunkBytesCpu, muon_gather_cpu, muon_scatter_cpu);
+    } else {
+      step_group(runs, config, lr, kChunkBytesDevice, muon_gather_reference, muon_scatter_reference);
+    }
   }
 }
 
 void muon_step_reference(const std::vector<MuonParam>& params, const MuonConfig& config, double lr) {
   const c10::NoGradGuard no_grad;
   for (const auto& [key, runs] : group_by_shape(params)) {
-    step_group(runs, config, lr, kChunkBytesCuda, muon_gather_reference, muon_scatter_reference);
+    step_group(runs, config, lr, kChunkBytesDevice, muon_gather_reference, muon_scatter_reference);
   }
 }
 

@@ -24,8 +24,10 @@ struct MuonRun {
 /// Updates the run's momentum and writes the normalised direction to x_BRC (rows <= cols; its dtype is that of the
 /// products).
 void muon_gather_reference(const MuonRun& run, const MuonConfig& config, const at::Tensor& x_BRC);
+void muon_gather_cpu(const MuonRun& run, const MuonConfig& config, const at::Tensor& x_BRC);
 
 /// weight <- keep * weight - rate * o.
 void muon_scatter_reference(const MuonRun& run, const at::Tensor& o_BRC, double keep, double rate);
+void muon_scatter_cpu(const MuonRun& run, const at::Tensor& o_BRC, double keep, double rate);
 
 }  // namespace furlong

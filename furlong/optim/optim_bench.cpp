@@ -2,12 +2,14 @@
 // through AdamW, and clipping. Reported beside each: the rate of Newton-Schulz products, or bytes moved.
 
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <benchmark/benchmark.h>
 
 #include <deque>
 #include <string>
 #include <vector>
 
+#include "furlong/optim/muon.h"
 #include "furlong/optim/newton_schulz.h"
 #include "furlong/optim/optimizer.h"
 
@@ -70,6 +72,17 @@ void muon_fp32(benchmark::State& state) {
   optimizer_step(state, false);
 }
 
+/// The same with the passes around Newton-Schulz in plain tensor operations and no chunks.
+void muon_bf16_reference(benchmark::State& state) {
+  Model model = expert_model();
+  std::vector<MuonParam> params;
+  for (const Param& param : model.params) {
+    params.push_back(
+        {param.tensor->detach(), param.tensor->grad(), at::zeros(param.tensor->sizes()), param.spec.muon_blocks, true});
+  }
+  for (auto _ : state) muon_step_reference(params, {}, 1e-3);
+}
+
 /// Newton-Schulz alone, on batches of state.range(0).
 void products_bf16(benchmark::State& state) {
   const int64_t batch = state.range(0);
@@ -98,6 +111,7 @@ void clip(benchmark::State& state) {
 }
 
 BENCHMARK(muon_bf16)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(muon_bf16_reference)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(muon_fp32)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(products_bf16)
     ->Arg(8)
