@@ -15,9 +15,10 @@ namespace furlong {
 
 namespace {
 
-// Open documents of a source. With one, a batch would be consecutive text of one book: correlated gradients. More than
-// the rows of a step bring nothing. Fixed, because the order of the tokens depends on it.
-constexpr int64_t kMaxLanes = 32;
+// Open documents of a source. With one, a batch would be consecutive text of one book: correlated gradients. With very
+// many, the ends of long documents would come epochs after their beginnings. Fixed, because the order of the tokens
+// depends on it.
+constexpr int64_t kMaxLanes = 16;
 
 uint64_t hash_name(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325u;
