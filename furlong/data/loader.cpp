@@ -30,8 +30,8 @@ uint64_t hash_name(const std::string& name) {
 
 /// One folder of shards and the place reached in it.
 struct Loader::Source {
-  Source(const SourceConfig& source, uint64_t loader_seed)
-      : name(source.name.empty() ? source.path : source.name),
+  Source(const SourceConfig& source, size_t index, uint64_t loader_seed)
+      : name(source.name.empty() ? "source " + std::to_string(index) : source.name),
         weight(source.weight),
         shards(source.path),
         seed(loader_seed ^ hash_name(name)) {
@@ -124,7 +124,7 @@ Loader::Loader(const std::vector<SourceConfig>& sources, int64_t context, uint64
   double total = 0.0;
   std::set<std::string> names;
   for (const SourceConfig& config : sources) {
-    sources_.push_back(std::make_shared<Source>(config, seed));
+    sources_.push_back(std::make_shared<Source>(config, sources_.size(), seed));
     const Source& source = *sources_.back();
     if (!names.insert(source.name).second) {
       throw UsageError("[loader] sources: got the name '" + source.name + "' twice, need different names");

@@ -36,7 +36,7 @@ struct SourceConfig {
 
   template <typename Visitor>
   void fields(Visitor& visit) {
-    visit("name", name, {.doc = "name of the source, for metrics"});
+    visit("name", name, {.doc = "name of the source: its cursor is kept under it; by default, its number"});
     visit("path", path, {.doc = "folder written by `furlong data prepare`", .required = true});
     visit("weight", weight, {.doc = "share of rows drawn from this source, relative to the others", .min = 0.0});
   }

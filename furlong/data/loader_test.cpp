@@ -231,6 +231,18 @@ TEST_F(LoaderTest, StagesMayUseOtherSources) {
   EXPECT_TRUE(same(again.next(4), untouched.next(4)));
 }
 
+TEST_F(LoaderTest, AMovedFolderKeepsItsCursor) {
+  auto config = source("a", mixed_lengths(40));
+  config.name = "";
+  Loader before({config}, 16, 1);
+  before.next(6);
+  fs::rename(root_ / "a", root_ / "moved");
+  config.path = (root_ / "moved").string();
+  Loader after({config}, 16, 1);
+  after.restore(before.state());
+  EXPECT_TRUE(same(after.next(4), before.next(4)));
+}
+
 TEST_F(LoaderTest, ShortDocumentsNeverMakeAnEmptyBatch) {
   Loader loader({source("a", {1, 2, 0, 1, 3, 1})}, 2, 1);
   for (int step = 0; step < 20; ++step) EXPECT_GE(loader.next(1).num_targets, 1);
