@@ -138,6 +138,14 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def(
       "kda_chunk(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, Tensor offsets_host, "
       "Tensor? initial_state, float scale) -> (Tensor, Tensor)");
+  // The forward that keeps the state entering each chunk, and its gradient; see autograd.cpp.
+  m.def(
+      "_kda_chunk_forward(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, "
+      "Tensor offsets_host, Tensor? initial_state, float scale) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "_kda_chunk_backward(Tensor d_out, Tensor? d_final_state, Tensor q, Tensor k, Tensor v, Tensor decay_log, "
+      "Tensor beta, Tensor offsets_host, Tensor entering_states, float scale) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "kda_reference(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, Tensor offsets_host, "
       "Tensor? initial_state, float scale) -> (Tensor, Tensor)");

@@ -1,0 +1,190 @@
+// kda_chunk on CPU tensors: from tensors to the pointers of the kernels, and the split over threads.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "furlong/base/parallel.h"
+#include "furlong/ops/common/kernel.h"
+#include "furlong/ops/kda/cpu_kernels.h"
+#include "furlong/ops/kda/internal.h"
+
+namespace furlong::kda {
+
+namespace {
+
+template <typename T>
+TokenRows<const T> read_rows(const at::Tensor& x) {
+  return {x.const_data_ptr<T>(), x.stride(0), x.stride(1)};
+}
+
+template <typename T>
+TokenRows<T> write_rows(const at::Tensor& x) {
+  return {x.mutable_data_ptr<T>(), x.stride(0), x.stride(1)};
+}
+
+/// Views of wider rows are read in place as long as a head's columns are adjacent.
+at::Tensor with_adjacent_columns(const at::Tensor& x) {
+  return x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+std::vector<int64_t> first_chunks(const at::Tensor& offsets_host, int64_t& total) {
+  const auto* offsets = offsets_host.const_data_ptr<int64_t>();
+  std::vector<int64_t> first;
+  total = 0;
+  for (int64_t b = 0; b + 1 < offsets_host.numel(); ++b) {
+    first.push_back(total);
+    total += (offsets[b + 1] - offsets[b] + kChunkRows - 1) / kChunkRows;
+  }
+  return first;
+}
+
+/// The tensors behind a ChunkInputs, kept alive for its pointers.
+struct HeldInputs {
+  at::Tensor q, k, v, decay_log, beta, offsets, initial_state;
+  std::vector<int64_t> chunks;
+  int64_t num_chunks = 0;
+  double scale;
+
+  HeldInputs(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK,
+             const at::Tensor& beta_NH, const at::Tensor& offsets_host,
+             const std::optional<at::Tensor>& initial_state_BHKV, double scale)
+      : q(with_adjacent_columns(q_NHK)),
+        k(with_adjacent_columns(k_NHK)),
+        v(with_adjacent_columns(v_NHV)),
+        decay_log(with_adjacent_columns(decay_log_NHK)),
+        beta(beta_NH),
+        offsets(offsets_host),
+        scale(scale) {
+    if (initial_state_BHKV.has_value()) initial_state = initial_state_BHKV->contiguous();
+    chunks = first_chunks(offsets, num_chunks);
+  }
+
+  template <typename T>
+  ChunkInputs<T> pointers() const {
+    return {{offsets.numel() - 1, q.size(1), q.size(2), v.size(2), scale},
+            offsets.const_data_ptr<int64_t>(),
+            chunks.data(),
+            read_rows<T>(q),
+            read_rows<T>(k),
+            read_rows<T>(v),
+            read_rows<float>(decay_log),
+            read_rows<float>(beta),
+            initial_state.defined() ? initial_state.const_data_ptr<float>() : nullptr};
+  }
+  int64_t tokens() const { return offsets.const_data_ptr<int64_t>()[offsets.numel() - 1]; }
+};
+
+/// Runs body(task, scratch) for all tasks of the plan, one worker a thread.
+template <typename Body>
+void run_tasks(const ChunkSizes& size, const int64_t* offsets, bool gradient, const Body& body) {
+  const auto plan = plan_tasks(size, offsets, num_threads(), /*split_values=*/!gradient);
+  parallel_for(0, static_cast<int64_t>(plan.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t worker = first; worker < last; ++worker) {
+      if (plan[worker].empty()) continue;
+      int64_t widest = 0;
+      for (const ChunkTask& task : plan[worker]) widest = std::max(widest, task.num_values);
+      const ChunkMemory memory(round_up(size.key_size, kBlockRows), round_up(widest, kBlockRows), gradient);
+      for (const ChunkTask& task : plan[worker]) body(task, memory.scratch());
+    }
+  });
+}
+
+/// Fresh tensor whose rows past the last sequence are zero; the kernel writes the others.
+at::Tensor token_tensor(const at::Tensor& like, int64_t tokens) {
+  at::Tensor x = at::empty(like.sizes(), like.options().memory_format(at::MemoryFormat::Contiguous));
+  if (x.size(0) > tokens) x.slice(0, tokens).zero_();
+  return x;
+}
+
+template <typename T>
+void forward(const HeldInputs& held, const at::Tensor& out_NHV, const at::Tensor& final_state,
+             const at::Tensor& entering) {
+  const ChunkInputs<T> in = held.pointers<T>();
+  const ChunkOutputs<T> out{write_rows<T>(out_NHV), final_state.mutable_data_ptr<float>(),
+                            entering.defined() ? entering.mutable_data_ptr<float>() : nullptr};
+  run_tasks(in.size, in.offsets, false,
+            [&](const ChunkTask& task, const ChunkScratch& scratch) { chunk_forward(in, out, task, scratch); });
+}
+
+std::tuple<at::Tensor, at::Tensor> run_forward(const HeldInputs& held, const at::Tensor& entering) {
+  const at::Tensor out = token_tensor(held.v, held.tokens());
+  const at::Tensor final_state =
+      at::empty({held.offsets.numel() - 1, held.q.size(1), held.q.size(2), held.v.size(2)}, held.decay_log.options());
+  if (held.v.scalar_type() == at::kBFloat16) {
+    forward<c10::BFloat16>(held, out, final_state, entering);
+  } else {
+    forward<float>(held, out, final_state, entering);
+  }
+  return {out, final_state};
+}
+
+std::tuple<at::Tensor, at::Tensor> chunk_cpu(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
+                                             const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH,
+                                             const at::Tensor& offsets, const at::Tensor& offsets_host,
+                                             const std::optional<at::Tensor>& initial_state_BHKV, double scale) {
+  check_arguments("kda_chunk", q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV);
+  if (!has_cpu_kernel(q_NHK)) {
+    return reference(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
+  }
+  return run_forward({q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, initial_state_BHKV, scale}, {});
+}
+
+/// Forward that also returns the state entering each chunk, [chunks, H, K, V], for the gradient.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_cpu(
+    const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK,
+    const at::Tensor& beta_NH, const at::Tensor& offsets, const at::Tensor& offsets_host,
+    const std::optional<at::Tensor>& initial_state_BHKV, double scale) {
+  check_arguments("kda_chunk", q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV);
+  const HeldInputs held(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, initial_state_BHKV, scale);
+  const at::Tensor entering =
+      at::empty({held.num_chunks, q_NHK.size(1), q_NHK.size(2), v_NHV.size(2)}, decay_log_NHK.options());
+  auto [out, final_state] = run_forward(held, entering);
+  return {out, final_state, entering};
+}
+
+template <typename T>
+void backward(const HeldInputs& held, const ChunkGradients<T>& grad) {
+  const ChunkInputs<T> in = held.pointers<T>();
+  run_tasks(in.size, in.offsets, true,
+            [&](const ChunkTask& task, const ChunkScratch& scratch) { chunk_backward(in, grad, task, scratch); });
+}
+
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+Gradients chunk_backward_cpu(const at::Tensor& d_out_NHV, const std::optional<at::Tensor>& d_final_state_BHKV,
+                             const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
+                             const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH, const at::Tensor& offsets_host,
+                             const at::Tensor& entering_states, double scale) {
+  const HeldInputs held(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, std::nullopt, scale);
+  const at::Tensor d_out = with_adjacent_columns(d_out_NHV);
+  const at::Tensor d_final = d_final_state_BHKV.has_value() ? d_final_state_BHKV->contiguous() : at::Tensor();
+  const int64_t tokens = held.tokens();
+  const at::Tensor d_q = token_tensor(held.q, tokens), d_k = token_tensor(held.k, tokens);
+  const at::Tensor d_v = token_tensor(held.v, tokens), d_decay_log = token_tensor(held.decay_log, tokens);
+  const at::Tensor d_beta = token_tensor(held.beta, tokens);
+  const at::Tensor d_initial =
+      at::empty({offsets_host.numel() - 1, q_NHK.size(1), q_NHK.size(2), v_NHV.size(2)}, decay_log_NHK.options());
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    backward<T>(held,
+                {read_rows<T>(d_out), d_final.defined() ? d_final.const_data_ptr<float>() : nullptr,
+                 entering_states.const_data_ptr<float>(), write_rows<T>(d_q), write_rows<T>(d_k), write_rows<T>(d_v),
+                 write_rows<float>(d_decay_log), write_rows<float>(d_beta), d_initial.mutable_data_ptr<float>()});
+  };
+  if (v_NHV.scalar_type() == at::kBFloat16) {
+    run(c10::BFloat16());
+  } else {
+    run(0.0f);
+  }
+  return {d_q, d_k, d_v, d_decay_log, d_beta, d_initial};
+}
+
+}  // namespace
+
+}  // namespace furlong::kda
+
+TORCH_LIBRARY_IMPL(furlong, CPU, m) {
+  m.impl("kda_chunk", furlong::kda::chunk_cpu);
+  m.impl("_kda_chunk_forward", furlong::kda::chunk_forward_cpu);
+  m.impl("_kda_chunk_backward", furlong::kda::chunk_backward_cpu);
+}

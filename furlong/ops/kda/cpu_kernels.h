@@ -1,0 +1,21 @@
+#pragma once
+
+// Entry points of the SIMD kernels; each picks the best target of the machine.
+
+#include <c10/util/BFloat16.h>
+
+#include "furlong/ops/kda/cpu_args.h"
+#include "furlong/ops/kda/cpu_scratch.h"
+
+namespace furlong::kda {
+
+void chunk_forward(const ChunkInputs<float>& in, const ChunkOutputs<float>& out, const ChunkTask& task,
+                   const ChunkScratch& scratch);
+void chunk_forward(const ChunkInputs<c10::BFloat16>& in, const ChunkOutputs<c10::BFloat16>& out, const ChunkTask& task,
+                   const ChunkScratch& scratch);
+void chunk_backward(const ChunkInputs<float>& in, const ChunkGradients<float>& grad, const ChunkTask& task,
+                    const ChunkScratch& scratch);
+void chunk_backward(const ChunkInputs<c10::BFloat16>& in, const ChunkGradients<c10::BFloat16>& grad,
+                    const ChunkTask& task, const ChunkScratch& scratch);
+
+}  // namespace furlong::kda
