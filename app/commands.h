@@ -10,9 +10,10 @@ namespace furlong::app {
 using AddCommand = void (*)(CLI::App& app, int& exit_code);
 
 void add_data(CLI::App& app, int& exit_code);
+void add_report(CLI::App& app, int& exit_code);
 void add_tokenizer(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);
 
-constexpr AddCommand kCommands[] = {add_data, add_tokenizer, add_version};
+constexpr AddCommand kCommands[] = {add_data, add_report, add_tokenizer, add_version};
 
 }  // namespace furlong::app
