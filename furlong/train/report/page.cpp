@@ -19,13 +19,13 @@ void Page::left_out(const std::string& heading, const std::string& sentence) {
   left_out_.emplace_back(heading, sentence);
 }
 
-void Page::figure(const std::string& title, const std::string& note, const std::string& legend_html, bool half,
+void Page::figure(const std::string& title, const std::string& note, const std::string& legend_html, Size size,
                   const Draw& draw) {
-  std::string html =
-      std::string("<figure") + (half ? " class=\"half\"" : "") + "><figcaption><h3>" + escape(title) + "</h3>";
+  std::string html = std::string("<figure class=\"") + (size == Size::kTall ? "half tall" : "half") +
+                     "\"><figcaption><h3>" + escape(title) + "</h3>";
   if (!note.empty()) html += "<p class=\"note-text\">" + escape(note) + "</p>";
-  add(html + "</figcaption>" + legend_html + "<div class=\"picture wide\">" + draw(half ? kHalf : kWide) +
-      "</div><div class=\"picture phone\">" + draw(kPhone) + "</div></figure>");
+  add(html + "</figcaption>" + legend_html + "<div class=\"picture wide\">" + draw(kHalfUnits) +
+      "</div><div class=\"picture phone\">" + draw(kPhoneUnits) + "</div></figure>");
 }
 
 std::string Page::html() const {

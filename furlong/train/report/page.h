@@ -19,6 +19,11 @@ struct LegendEntry {
 
 class Page {
  public:
+  enum class Size {
+    kHalf,  // two in a row in a wide window
+    kTall,  // the same, beside two others
+  };
+
   explicit Page(std::string title) : title_(std::move(title)) {}
 
   void add(const std::string& html);
@@ -26,12 +31,12 @@ class Page {
   void section(const std::string& heading) { pending_heading_ = heading; }
   /// One sentence in place of a section that has no input.
   void left_out(const std::string& heading, const std::string& sentence);
-  /// `half` figures stand two in a row in a wide window. `note` is one or two sentences below the title; `legend` HTML.
-  void figure(const std::string& title, const std::string& note, const std::string& legend_html, bool half,
+  /// `note` is one or two sentences below the title; `legend` HTML.
+  void figure(const std::string& title, const std::string& note, const std::string& legend_html, Size size,
               const Draw& draw);
   std::string html() const;
 
-  static constexpr double kWide = 1040, kHalf = 505, kPhone = 350;
+  static constexpr double kWideUnits = 1040, kHalfUnits = 505, kPhoneUnits = 350;
 
  private:
   std::string title_, body_, pending_heading_;

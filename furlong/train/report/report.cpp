@@ -126,9 +126,13 @@ std::string render_report(const RunRecord& run) {
   add_loss(page, run);
   add_compression(page, run);
   add_experts(page, run);
-  add_stability(page, run);
-  add_memory_of_tokens(page, run);
-  add_cost(page, run);
+  page.section("Stability and speed");
+  add_gradient_norm(page, run);
+  add_speed(page, run);
+  page.section("Memory and depth");
+  add_decays(page, run);
+  add_depth_weights(page, run);
+  add_state_bytes(page, run);
   add_samples(page, run);
   return page.html();
 }

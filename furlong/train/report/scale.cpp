@@ -98,7 +98,8 @@ std::vector<double> Scale::ticks(int count, Unit unit) const {
     }
   }
   std::vector<double> ticks;
-  for (double i = std::ceil(low_ / step - 1e-9); i * step <= high_ + step * 1e-9; ++i) ticks.push_back(i * step);
+  for (double i = std::ceil(low_ / step - 1e-9); i * step <= high_ + step * 1e-9; ++i)
+    ticks.push_back(i * step + 0.0);  // + 0: never -0
   return ticks;
 }
 

@@ -16,9 +16,11 @@ void add_header(Page& page, const RunRecord& run);
 void add_loss(Page& page, const RunRecord& run);
 void add_compression(Page& page, const RunRecord& run);
 void add_experts(Page& page, const RunRecord& run);
-void add_stability(Page& page, const RunRecord& run);
-void add_memory_of_tokens(Page& page, const RunRecord& run);  // decays and depth weights
-void add_cost(Page& page, const RunRecord& run);              // speed, state and cache bytes
+void add_gradient_norm(Page& page, const RunRecord& run);
+void add_speed(Page& page, const RunRecord& run);
+void add_decays(Page& page, const RunRecord& run);
+void add_depth_weights(Page& page, const RunRecord& run);
+void add_state_bytes(Page& page, const RunRecord& run);
 void add_samples(Page& page, const RunRecord& run);
 
 /// A maximal stretch of steps in one stage: steps[first] .. steps[last].
@@ -34,7 +36,7 @@ Axis token_axis();
 /// One value of each step over the tokens trained.
 Series step_series(const RunRecord& run, const std::string& name, const std::string& color,
                    const std::function<double(const StepRecord&)>& value);
-/// Exponential mean with a window of about `window` finite values, free of start-up bias.
+/// Mean over about `window` finite values: exponential, once forwards and once backwards, so that it does not lag.
 Series smooth(const Series& series, double window);
 double median(std::vector<double> values);  // of the finite ones; NaN if there is none
 

@@ -65,8 +65,8 @@ void add_compression(Page& page, const RunRecord& run) {
   if (bars.empty()) return;
   std::string note = "Text that neither tokenizer nor training has seen; shorter is better.";
   if (run.baselines) note += " " + format_number(run.baselines->bytes, Unit::kCount) + "B of text.";
-  page.figure("Held-out text: bits per byte", note, "", true,
-              [=](double width) { return draw_bars(bars, width, 200); });
+  page.figure("Held-out text: bits per byte", note, "", Page::Size::kHalf,
+              [=](double width) { return draw_bars(bars, width, 250); });
 }
 
 }  // namespace furlong::report

@@ -9,7 +9,23 @@
 namespace furlong::report {
 namespace {
 
-void add_speed_figure(Page& page, const RunRecord& run) {
+/// Bytes of one sequence by context length: a constant part and a part a token, caches in bf16.
+Series memory_series(const std::string& name, size_t color, double constant, double per_token, double longest) {
+  Series series{name, series_color(color), {}, {}};
+  for (double context = 256; context <= longest * 1.0001; context *= 2) {
+    series.x.push_back(context);
+    series.y.push_back(constant + per_token * context);
+  }
+  return series;
+}
+
+}  // namespace
+
+void add_speed(Page& page, const RunRecord& run) {
+  if (run.steps.empty()) {
+    page.left_out("Tokens per second", "metrics.jsonl would feed it; furlong train writes it.");
+    return;
+  }
   const Series rate =
       step_series(run, "tokens per second", series_color(0), [](const StepRecord& step) { return step.tokens_per_s; });
   if (!std::isfinite(median(rate.y))) {
@@ -25,21 +41,11 @@ void add_speed_figure(Page& page, const RunRecord& run) {
                         .bands = stage_bands(run)};
   page.figure(
       "Training speed", "Tokens per second, forward, backward and optimizer step.",
-      legend({{"running mean", series_color(0)}, {"each step (extremes kept)", series_color(0), "swatch thin"}}), true,
-      [=](double width) { return chart.render(width, 270); });
+      legend({{"running mean", series_color(0)}, {"each step (extremes kept)", series_color(0), "swatch thin"}}),
+      Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
-/// Bytes of one sequence by context length: a constant part and a part a token, caches in bf16.
-Series memory_series(const std::string& name, size_t color, double constant, double per_token, double longest) {
-  Series series{name, series_color(color), {}, {}};
-  for (double context = 256; context <= longest * 1.0001; context *= 2) {
-    series.x.push_back(context);
-    series.y.push_back(constant + per_token * context);
-  }
-  return series;
-}
-
-void add_state_figure(Page& page, const RunRecord& run) {
+void add_state_bytes(Page& page, const RunRecord& run) {
   if (!run.model) {
     page.left_out("State and cache bytes", "config.toml would feed it; furlong train writes it.");
     return;
@@ -68,23 +74,7 @@ void add_state_figure(Page& page, const RunRecord& run) {
               "Recurrent state in fp32, caches in bf16; the figures are those at 1M tokens. The others: the same shape "
               "with attention in all " +
                   std::to_string(model.num_layers) + " layers.",
-              legend(entries), true, [=](double width) { return chart.render(width, 270); });
-}
-
-}  // namespace
-
-void add_cost(Page& page, const RunRecord& run) {
-  if (run.steps.empty() && !run.model) {
-    page.left_out("Cost", "metrics.jsonl would feed tokens per second and config.toml the bytes of a sequence.");
-    return;
-  }
-  page.section("Cost");
-  if (run.steps.empty()) {
-    page.left_out("Tokens per second", "metrics.jsonl would feed it; furlong train writes it.");
-  } else {
-    add_speed_figure(page, run);
-  }
-  add_state_figure(page, run);
+              legend(entries), Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
 }  // namespace furlong::report

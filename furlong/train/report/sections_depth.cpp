@@ -23,7 +23,37 @@ double mean_of(const std::vector<const StepRecord*>& steps, size_t layer) {
   return count > 0 ? sum / static_cast<double>(count) : kNaN;
 }
 
-void add_decay_figure(Page& page, const RunRecord& run) {
+/// Rows in the order in which the decoder reads: attention and MLP of each layer, then the output.
+HeatMap depth_map(const StepRecord& step) {
+  HeatMap map{.label = "Weights of the attention-residual reads", .outline_last = true};
+  const auto add = [&](const std::string& name, const std::vector<double>& weights) {
+    if (weights.empty()) return;
+    map.row_names.push_back(name);
+    map.cells.push_back(weights);
+  };
+  for (size_t layer = 0; layer < std::max(step.attention_depth.size(), step.mlp_depth.size()); ++layer) {
+    const std::string number = std::to_string(layer + 1);
+    if (layer < step.attention_depth.size()) add(number + " mixer", step.attention_depth[layer]);
+    if (layer < step.mlp_depth.size()) add(number + " MLP", step.mlp_depth[layer]);
+  }
+  add("output", step.output_depth);
+  size_t sources = 0;
+  for (const auto& row : map.cells) sources = std::max(sources, row.size());
+  if (sources <= 12) map.column_names.push_back("embedding");
+  for (size_t i = 1; i < sources && sources <= 12; ++i) map.column_names.push_back("block " + std::to_string(i));
+  map.row_height = std::clamp(640.0 / static_cast<double>(map.cells.size()), 5.0, 17.0);
+  map.print_values = map.row_height >= 12 && sources <= 10;
+  if (map.row_height < 11) map.row_names.clear();
+  return map;
+}
+
+}  // namespace
+
+void add_decays(Page& page, const RunRecord& run) {
+  if (run.steps.empty()) {
+    page.left_out("Saturated decays", "metrics.jsonl would feed it; furlong train writes it.");
+    return;
+  }
   const ColumnGroups columns =
       group_columns(run, 80, [](const StepRecord& step) { return !step.decay_saturation.empty(); });
   size_t layers = 0;
@@ -57,35 +87,15 @@ void add_decay_figure(Page& page, const RunRecord& run) {
               "Share of decays within 1% of the gate's lower bound: channels that forget all they can. Time from left "
               "to right (0 to " +
                   format_number(columns.edges.back(), Unit::kCount) + " tokens), share at the end on the right.",
-              shade_legend(Shade::kShare, "0%", "", format_number(full, Unit::kPercent)), true,
+              shade_legend(Shade::kShare, "0%", "", format_number(full, Unit::kPercent)), Page::Size::kHalf,
               [=](double width) { return map.render(width); });
 }
 
-/// Rows in the order in which the decoder reads: attention and MLP of each layer, then the output.
-HeatMap depth_map(const StepRecord& step) {
-  HeatMap map{.label = "Weights of the attention-residual reads", .outline_last = true};
-  const auto add = [&](const std::string& name, const std::vector<double>& weights) {
-    if (weights.empty()) return;
-    map.row_names.push_back(name);
-    map.cells.push_back(weights);
-  };
-  for (size_t layer = 0; layer < std::max(step.attention_depth.size(), step.mlp_depth.size()); ++layer) {
-    const std::string number = std::to_string(layer + 1);
-    if (layer < step.attention_depth.size()) add(number + " mixer", step.attention_depth[layer]);
-    if (layer < step.mlp_depth.size()) add(number + " MLP", step.mlp_depth[layer]);
+void add_depth_weights(Page& page, const RunRecord& run) {
+  if (run.steps.empty()) {
+    page.left_out("Attention-residual weights", "metrics.jsonl would feed it; furlong train writes it.");
+    return;
   }
-  add("output", step.output_depth);
-  size_t sources = 0;
-  for (const auto& row : map.cells) sources = std::max(sources, row.size());
-  if (sources <= 12) map.column_names.push_back("embedding");
-  for (size_t i = 1; i < sources && sources <= 12; ++i) map.column_names.push_back("block " + std::to_string(i));
-  map.row_height = std::clamp(640.0 / static_cast<double>(map.cells.size()), 5.0, 17.0);
-  map.print_values = map.row_height >= 12 && sources <= 10;
-  if (map.row_height < 11) map.row_names.clear();
-  return map;
-}
-
-void add_depth_figure(Page& page, const RunRecord& run) {
   if (run.model && run.model->attnres_block_size == 0) {
     page.left_out("Attention-residual weights", "This model has plain residuals (config.toml).");
     return;
@@ -108,19 +118,7 @@ void add_depth_figure(Page& page, const RunRecord& run) {
   page.figure("Attention-residual weights by depth", note,
               shade_legend(Shade::kShare, "0", "", "1") +
                   "<div class=\"legend\"><span><i class=\"key\"></i>the block still being summed</span></div>",
-              true, [=](double width) { return map.render(width); });
-}
-
-}  // namespace
-
-void add_memory_of_tokens(Page& page, const RunRecord& run) {
-  if (run.steps.empty()) {
-    page.left_out("Decays and depth weights", "metrics.jsonl would feed them; furlong train writes it.");
-    return;
-  }
-  page.section("Memory and depth");
-  add_decay_figure(page, run);
-  add_depth_figure(page, run);
+              Page::Size::kTall, [=](double width) { return map.render(width); });
 }
 
 }  // namespace furlong::report

@@ -127,7 +127,7 @@ void add_violation_figure(Page& page, const RunRecord& run) {
     entries.push_back({"noise floor of a step's tokens", floor.color, "swatch dashed"});
   }
   page.figure("MaxVio", "Load of the busiest expert over the mean load, less one. 0 is perfect balance.",
-              legend(entries), true, [=](double width) { return chart.render(width, 250); });
+              legend(entries), Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
 void add_bias_figure(Page& page, const RunRecord& run) {
@@ -156,7 +156,7 @@ void add_bias_figure(Page& page, const RunRecord& run) {
       {{chart.series.front().name, chart.series.front().color}, {chart.series.back().name, chart.series.back().color}});
   page.figure("Range of the correction bias",
               "Largest minus smallest bias of a layer's experts; colour runs from the first layer to the last.", ends,
-              true, [=](double width) { return chart.render(width, 250); });
+              Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
 }  // namespace

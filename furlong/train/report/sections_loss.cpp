@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 
 #include "furlong/train/report/sections.h"
@@ -31,8 +32,16 @@ LineChart loss_chart(const RunRecord& run, bool log) {
 
 std::string picture(const RunRecord& run, bool log) {
   const LineChart chart = loss_chart(run, log);
-  return "<div class=\"picture wide\">" + chart.render(Page::kWide, 330) + "</div><div class=\"picture phone\">" +
-         chart.render(Page::kPhone, 250) + "</div>";
+  return "<div class=\"picture wide\">" + chart.render(Page::kWideUnits, 330) + "</div><div class=\"picture phone\">" +
+         chart.render(Page::kPhoneUnits, 250) + "</div>";
+}
+
+/// Two decimals; "-" for a value that is not finite.
+std::string decimals(double value) {
+  if (!std::isfinite(value)) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", value);
+  return text;
 }
 
 std::string stage_table(const RunRecord& run) {
@@ -58,8 +67,8 @@ std::string stage_table(const RunRecord& run) {
     cell(span.context > 0 ? format_number(static_cast<double>(span.context), Unit::kContext) : "-");
     cell(format_number(run.steps[span.last].tokens - before, Unit::kCount));
     cell(format_number(static_cast<double>(count), Unit::kCount));
-    cell(number(median(start), Unit::kPlain));
-    cell(number(median(end), Unit::kPlain));
+    cell(decimals(median(start)));
+    cell(decimals(median(end)));
     cell(number(median(rates), Unit::kCount));
     html += "</tr>";
   }
@@ -123,7 +132,7 @@ void add_position_figure(Page& page, const RunRecord& run) {
   }
   page.figure("Loss by position in the context",
               "Towards the end of each stage. A falling line means that the model uses what came before.",
-              legend(entries), true, [=](double width) { return chart.render(width, 270); });
+              legend(entries), Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace furlong::report {
 
-void add_stability(Page& page, const RunRecord& run) {
+void add_gradient_norm(Page& page, const RunRecord& run) {
   if (run.steps.empty()) {
     page.left_out("Gradient norm", "metrics.jsonl would feed it; furlong train writes it.");
     return;
@@ -31,12 +31,13 @@ void add_stability(Page& page, const RunRecord& run) {
     if (!step.reason.empty()) tooltip += ", " + step.reason;
     if (chart.marks.size() < 500) chart.marks.push_back({step.tokens, step.grad_norm, skipped, tooltip});
   }
-  page.section("Stability");
   page.figure(
-      "Gradient norm", std::to_string(spikes) + " spikes marked, " + std::to_string(skips) + " steps skipped.",
+      "Gradient norm",
+      std::to_string(spikes) + (spikes == 1 ? " spike marked, " : " spikes marked, ") + std::to_string(skips) +
+          (skips == 1 ? " step skipped." : " steps skipped."),
       legend(
           {{"each step (extremes kept)", series_color(0)}, {"spike", "", "dot"}, {"skipped step", "", "dot severe"}}),
-      true, [=](double width) { return chart.render(width, 250); });
+      Page::Size::kHalf, [=](double width) { return chart.render(width, 270); });
 }
 
 }  // namespace furlong::report

@@ -44,15 +44,21 @@ Series step_series(const RunRecord& run, const std::string& name, const std::str
 }
 
 Series smooth(const Series& series, double window) {
+  const double keep = 1.0 - 1.0 / std::max(window / 2, 1.0);
+  const auto pass = [&](auto first, auto last) {
+    double sum = 0, weight = 0;
+    for (auto value = first; value != last; ++value) {
+      if (!std::isfinite(*value)) continue;
+      sum = keep * sum + (1 - keep) * *value;
+      weight = keep * weight + (1 - keep);
+      *value = sum / weight;
+    }
+  };
+  std::vector<double> forth = series.y, back = series.y;
+  pass(forth.begin(), forth.end());
+  pass(back.rbegin(), back.rend());
   Series out = series;
-  const double keep = 1.0 - 1.0 / std::max(window, 1.0);
-  double sum = 0, weight = 0;
-  for (size_t i = 0; i < out.y.size(); ++i) {
-    if (!std::isfinite(out.y[i])) continue;
-    sum = keep * sum + (1 - keep) * out.y[i];
-    weight = keep * weight + (1 - keep);
-    out.y[i] = sum / weight;
-  }
+  for (size_t i = 0; i < out.y.size(); ++i) out.y[i] = (forth[i] + back[i]) / 2;
   return out;
 }
 

@@ -17,13 +17,13 @@ h3{font-size:14.5px;font-weight:600;margin:0}
 p{margin:4px 0 0}
 .lead,.note-text,footer{color:var(--muted)}
 .lead{margin-top:6px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:24px 0 0;padding:0}
+.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;margin:24px 0 0;padding:0}
 .tile{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px 14px}
 .tile b{display:block;font-size:22px;line-height:1.25;font-weight:600;letter-spacing:-.01em}
 .tile span{display:block;color:var(--muted);font-size:12.5px;line-height:1.35}
 .figures{display:grid;grid-template-columns:1fr 1fr;gap:18px}
 figure{margin:0;grid-column:1/-1;background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:16px;min-width:0}
-figure.half{grid-column:auto}
+figure.half{grid-column:auto}figure.tall{grid-row:span 2}
 .note-text{font-size:13px;line-height:1.45;max-width:76ch}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;align-items:center;color:var(--muted);font-size:12.5px;margin-top:8px}
 .legend span{display:inline-flex;align-items:center;gap:6px}
@@ -75,7 +75,7 @@ blockquote footer{font:12.5px system-ui,sans-serif;margin:10px 0 0;padding:0;bor
 code{font:.92em ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 footer{margin-top:40px;padding-top:14px;border-top:1px solid var(--rule);font-size:13px}
 @media(max-width:760px){main{padding:22px 14px 40px}h1{font-size:23px}.figures{grid-template-columns:1fr;gap:14px}
-figure.half{grid-column:1/-1}.wide{display:none}.phone{display:block}figure{padding:12px}
+figure.half{grid-column:1/-1;grid-row:auto}.wide{display:none}.phone{display:block}figure{padding:12px}
 .tiles{grid-template-columns:1fr 1fr;gap:10px}.tile b{font-size:19px}.panels{grid-template-columns:1fr 1fr;gap:12px}}
 @media print{.switch{display:none}figure,blockquote{break-inside:avoid}}
 )";
