@@ -12,5 +12,9 @@ constexpr double kFp32Chain = 2e-5;
 constexpr double kBf16 = 8e-3;
 // fp64 against fp64 in another order.
 constexpr double kFp64 = 1e-12;
+// fp64 gradients against central differences with a step of 1e-5: truncation and rounding of 1e-10 each, times slack.
+constexpr double kFiniteDifference = 1e-7;
+// bf16 through products that round their results to bf16 before and after: three roundings of 2^-9.
+constexpr double kBf16Chain = 2e-2;
 
 }  // namespace furlong::tolerance

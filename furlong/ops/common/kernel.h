@@ -18,6 +18,10 @@ inline bool has_cpu_kernel(const at::Tensor& tensor) {
   return tensor.is_cpu() && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
 }
 
+inline bool is_bf16(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16;
+}
+
 template <typename... Tensors>
 bool needs_gradient(const Tensors&... tensors) {
   return at::GradMode::is_enabled() && (tensors.requires_grad() || ...);
