@@ -1,5 +1,8 @@
 // furlong data: turn text into token shards, look at some.
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -34,7 +37,7 @@ void prepare(const PrepareOptions& options) {
   } else {
     print_totals(options.out, report.train);
   }
-  say(std::to_string(report.corpus.files) + " files in " + std::to_string(watch.seconds()) + " s");
+  say(fmt::format("{} files in {:.1f} s", report.corpus.files, watch.seconds()));
 }
 
 void add_prepare(CLI::App& group) {

@@ -51,17 +51,20 @@ class Tree:
         for name in self.files:
             self.paths.update(str(parent) for parent in Path(name).parents)
         self.tops = {name.split("/")[0] for name in self.paths}
-        app = [
-            (root / name).read_text()
+        app = {
+            name: (root / name).read_text()
             for name in self.files
             if name.startswith("app/") and name.endswith((".cpp", ".h"))
-        ]
-        self.options = set(re.findall(r"--[a-z][\w-]*", "\n".join(app))) | {"--help", "--version"}
+        }
+        self.options = set(re.findall(r"--[a-z][\w-]*", "\n".join(app.values()))) | {"--help", "--version"}
         self.commands: dict[str, set[str]] = {}
-        for text in app:
+        for name, text in app.items():
             names = re.findall(r'add_subcommand\(\s*"([\w-]+)"', text)
             if names:
-                self.commands[names[0]] = set(names[1:])
+                # cmd_NAME.cpp declares NAME, and in any order what stands below it.
+                own = Path(name).stem.removeprefix("cmd_")
+                command = own if own in names else names[0]
+                self.commands[command] = set(names) - {command}
         self.programs = {"furlong", "golden_test", "integration_test"}
         for name in self.files:
             parts = name.split("/")

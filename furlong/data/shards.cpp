@@ -18,9 +18,10 @@ constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
 
 Json read_meta(const fs::path& folder) {
   const fs::path path = folder / "meta.json";
+  if (!fs::exists(folder)) throw IoError(folder.string() + ": there is no such folder");
   if (!fs::exists(path)) {
-    throw IoError(folder.string() +
-                  ": is no folder of token shards (no meta.json); write one with `furlong data prepare`");
+    throw FormatError(folder.string() +
+                      ": is no folder of token shards (no meta.json); write one with `furlong data prepare`");
   }
   const Json meta = read_json(path);
   if (!meta.is_object() || meta.value("format", Json()) != "furlong-shards") {
