@@ -53,17 +53,6 @@ std::vector<SourceConfig> TrainConfig::sources_of(int64_t stage) const {
   return sources;
 }
 
-int64_t TrainConfig::cursor_of(int64_t stage) const {
-  const auto folders = [&](int64_t index) {
-    std::vector<std::string> paths;
-    for (const SourceConfig& source : sources_of(index)) paths.push_back(source.path);
-    return paths;
-  };
-  int64_t first = 0;
-  while (folders(first) != folders(stage)) ++first;
-  return first;
-}
-
 TrainConfig TrainConfig::load(const fs::path& path, const std::vector<std::string>& assignments) {
   return from_document(ConfigDocument::from_file(path), path.parent_path(), assignments);
 }

@@ -119,8 +119,6 @@ struct TrainConfig {
 
   /// The sources of a stage with its weights applied.
   std::vector<SourceConfig> sources_of(int64_t stage) const;
-  /// Index of the first stage whose sources are the same folders: the stage that keeps their common cursor.
-  int64_t cursor_of(int64_t stage) const;
 
   /// Reads a TOML file, with `--set` assignments applied in order. A model path is relative to the file; data paths
   /// are relative to the working folder.

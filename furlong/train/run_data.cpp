@@ -25,7 +25,8 @@ OrderedJson describe_data(const TrainConfig& config) {
       if (shards.tokenizer_sha256() != tokenizer) {
         throw UsageError(source.path + ": was made with another tokenizer than the first source");
       }
-      sources.push_back({{"tokens", shards.num_tokens()},
+      sources.push_back({{"name", source.name.empty() ? source.path : source.name},  // the cursor's key
+                         {"tokens", shards.num_tokens()},
                          {"documents", shards.num_documents()},
                          {"tokenizer", shards.tokenizer_sha256()}});
     }

@@ -56,11 +56,9 @@ void verify_file(const fs::path& file, const Json& entry) {
 }  // namespace
 
 OrderedJson TrainState::to_json() const {
-  OrderedJson list = OrderedJson::object();
-  for (const auto& [stage, cursor] : cursors) list[std::to_string(stage)] = cursor;
-  return {{"step", step},    {"tokens", tokens},   {"optimizer_steps", optimizer_steps},
-          {"cursors", list}, {"monitor", monitor}, {"config", config},
-          {"data", data},    {"threads", threads}, {"version", version}};
+  return {{"step", step},     {"tokens", tokens},   {"optimizer_steps", optimizer_steps},
+          {"cursor", cursor}, {"monitor", monitor}, {"config", config},
+          {"data", data},     {"threads", threads}, {"version", version}};
 }
 
 TrainState TrainState::from_json(const Json& values, const std::string& where) {
@@ -69,7 +67,7 @@ TrainState TrainState::from_json(const Json& values, const std::string& where) {
     values.at("step").get_to(state.step);
     values.at("tokens").get_to(state.tokens);
     values.at("optimizer_steps").get_to(state.optimizer_steps);
-    for (const auto& [stage, cursor] : values.at("cursors").items()) state.cursors[std::stoll(stage)] = cursor;
+    state.cursor = values.at("cursor");
     state.monitor = values.at("monitor");
     state.config = values.at("config");
     state.data = values.at("data");

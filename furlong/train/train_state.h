@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 
 #include "furlong/base/json.h"
@@ -12,10 +11,10 @@
 namespace furlong {
 
 struct TrainState {
-  int64_t step = 0;                 // optimizer steps done, skipped ones included
-  int64_t tokens = 0;               // consumed
-  int64_t optimizer_steps = 0;      // taken
-  std::map<int64_t, Json> cursors;  // of the data, by TrainConfig::cursor_of
+  int64_t step = 0;             // optimizer steps done, skipped ones included
+  int64_t tokens = 0;           // consumed
+  int64_t optimizer_steps = 0;  // taken
+  Json cursor;                  // of the data
   Json monitor;
   OrderedJson config;  // resolved
   OrderedJson data;    // what the sources hold, see describe_data

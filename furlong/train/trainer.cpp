@@ -116,15 +116,14 @@ void Trainer::load_checkpoint(const TrainState& saved, const fs::path& folder) {
   state_.step = saved.step;
   state_.tokens = saved.tokens;
   state_.optimizer_steps = saved.optimizer_steps;
-  state_.cursors = saved.cursors;
+  state_.cursor = saved.cursor;
   saved_step_ = saved.step;
 }
 
 void Trainer::enter_stage(int64_t stage) {
   const StageConfig& config = config_.stages[stage];
   loader_ = std::make_unique<Loader>(config_.sources_of(stage), config.context, static_cast<uint64_t>(config_.seed));
-  const auto cursor = state_.cursors.find(config_.cursor_of(stage));
-  if (cursor != state_.cursors.end()) loader_->restore({cursor->second});
+  if (!state_.cursor.is_null()) loader_->restore({state_.cursor});
   stage_ = stage;
   progress_.message(fmt::format("stage {} ({} of {}): context {}, {} rows a step, steps {} to {}", config.name,
                                 stage + 1, plan_.num_stages(), config.context, config.rows, plan_.first_step(stage) + 1,
@@ -136,7 +135,7 @@ std::vector<Batch> Trainer::next_batches() {
   const int64_t micro_rows = stage.micro_rows > 0 ? stage.micro_rows : stage.rows;
   std::vector<Batch> batches;
   for (int64_t row = 0; row < stage.rows; row += micro_rows) batches.push_back(loader_->next(micro_rows));
-  state_.cursors[config_.cursor_of(stage_)] = loader_->state().values;
+  state_.cursor = loader_->state().values;
   return batches;
 }
 
