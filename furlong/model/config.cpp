@@ -17,7 +17,7 @@ bool ModelConfig::is_moe(int64_t layer) const {
 }
 
 bool ModelConfig::has_k3_mechanism() const {
-  return attnres_block_size > 0 || activation == "situ" || kda.gate_lower_bound.has_value() || kda.full_rank_gate ||
+  return attnres_block_size > 0 || activation == "situ" || kda.gate_lower_bound < 0 || kda.full_rank_gate ||
          mla.output_gate || moe.latent_size > 0;
 }
 
@@ -74,18 +74,12 @@ void check_feed_forward(const ModelConfig& c, const Checker& check) {
   bool any_dense = false, any_moe = false;
   for (int64_t layer = 0; layer < c.num_layers; ++layer) (c.is_moe(layer) ? any_moe : any_dense) = true;
   if (any_dense) check.positive(c.intermediate_size, "intermediate_size", "dense layers");
-  check.need(c.activation == "situ" || !c.situ_linear_beta, "situ_linear_beta", "is set, but activation is not 'situ'");
-  if (c.moe.num_experts == 0) {
-    check.need(c.moe.experts_per_token == 0, "moe.experts_per_token", "is set, but there are no experts");
-    check.need(c.moe.latent_size == 0, "moe.latent_size", "is set, but there are no experts");
-    return;
-  }
+  if (c.moe.num_experts == 0) return;
   check.need(any_moe, "moe.first_dense_layers", "leaves no layer for the experts");
   check.positive(c.moe.experts_per_token, "moe.experts_per_token", "experts");
   check.positive(c.moe.expert_size, "moe.expert_size", "experts");
   check.need(c.moe.experts_per_token <= c.moe.num_experts, "moe.experts_per_token",
              fmt::format("is {}, more than the {} experts", c.moe.experts_per_token, c.moe.num_experts));
-  check.need(!c.moe.latent_norm || c.moe.latent_size > 0, "moe.latent_norm", "is on, but moe.latent_size is 0");
   const int64_t groups = c.moe.expert_groups;
   check.need(c.moe.num_experts % groups == 0, "moe.expert_groups",
              fmt::format("is {}, must divide the {} experts", groups, c.moe.num_experts));
@@ -104,8 +98,16 @@ void ModelConfig::validate(const std::string& where) const {
   check_feed_forward(*this, check);
 }
 
+void ModelConfig::drop_unused() {
+  if (activation != "situ") situ_beta = ModelConfig().situ_beta;
+  if (activation != "situ") situ_linear_beta = 0.0;
+  if (moe.num_experts == 0) moe = MoeOptions();
+  if (moe.latent_size == 0) moe.latent_norm = false;
+}
+
 ModelConfig ModelConfig::from_document(const ConfigDocument& document) {
-  ModelConfig config = read_config<ModelConfig>(document);
+  auto config = read_config<ModelConfig>(document);
+  config.drop_unused();
   config.validate(document.name());
   return config;
 }

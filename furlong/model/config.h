@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,7 @@ struct KdaOptions {
   int64_t heads = 0;
   int64_t head_size = 0;
   int64_t conv_kernel = 4;
-  std::optional<double> gate_lower_bound;  // unset: softplus gate
+  double gate_lower_bound = 0.0;  // 0: softplus gate
   bool full_rank_gate = false;
 
   template <typename Visitor>
@@ -29,7 +28,7 @@ struct KdaOptions {
     visit("head_size", head_size, {.doc = "key and value size of a head", .min = 0, .max = 1024});
     visit("conv_kernel", conv_kernel, {.doc = "taps of the short convolution", .min = 2, .max = 16});
     visit("gate_lower_bound", gate_lower_bound,
-          {.doc = "bounded gate: lowest log decay of a token; left out: softplus gate", .min = -5, .max = -0.01});
+          {.doc = "bounded gate: lowest log decay of a token; 0: softplus gate", .min = -5, .max = 0});
     visit("full_rank_gate", full_rank_gate, {.doc = "output gate as one full matrix instead of rank head_size"});
   }
 };
@@ -101,7 +100,7 @@ struct ModelConfig {
   int64_t intermediate_size = 0;               // dense feed-forward layers
   std::string activation = "swiglu";
   double situ_beta = 1.0;
-  std::optional<double> situ_linear_beta;
+  double situ_linear_beta = 0.0;   // 0: linear branch without a cap
   int64_t attnres_block_size = 0;  // decoder layers a block; 0: plain residuals
   double norm_eps = 1e-5;
   double init_std = 0.02;
@@ -122,7 +121,7 @@ struct ModelConfig {
     visit("intermediate_size", intermediate_size, {.doc = "width of the dense MLP", .min = 0, .max = kMaxWidth});
     visit("activation", activation, {.doc = "gated activation of every MLP", .one_of = {"swiglu", "situ"}});
     visit("situ_beta", situ_beta, {.doc = "cap of the gate branch", .min = 1e-3, .max = 1e6});
-    visit("situ_linear_beta", situ_linear_beta, {.doc = "cap of the linear branch", .min = 1e-3, .max = 1e6});
+    visit("situ_linear_beta", situ_linear_beta, {.doc = "cap of the linear branch; 0: none", .min = 0, .max = 1e6});
     visit("attnres_block_size", attnres_block_size,
           {.doc = "decoder layers in a block of attention residuals; 0: plain residuals", .min = 0, .max = 4096});
     visit("norm_eps", norm_eps, {.doc = "eps of the norms", .min = 1e-12, .max = 1e-2});
@@ -145,6 +144,10 @@ struct ModelConfig {
 
   /// Cross-checks that ranges of single keys cannot say. ConfigError with `where` in front.
   void validate(const std::string& where) const;
+
+  /// Puts keys of mechanisms that are off back to their defaults, so that switching one off (`--set moe.num_experts=0`)
+  /// needs one key and gives one config.
+  void drop_unused();
 
   /// A Furlong TOML file, a Hugging Face config.json, or a folder holding config.json.
   static ModelConfig load(const std::filesystem::path& path);

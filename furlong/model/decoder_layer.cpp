@@ -6,15 +6,18 @@ namespace furlong {
 
 Activation activation_of(const ModelConfig& config) {
   if (config.activation != "situ") return {};
-  return {.kind = Activation::Kind::kSitu, .beta = config.situ_beta, .linear_beta = config.situ_linear_beta};
+  Activation situ{.kind = Activation::Kind::kSitu, .beta = config.situ_beta};
+  if (config.situ_linear_beta > 0) situ.linear_beta = config.situ_linear_beta;
+  return situ;
 }
 
 KdaLayerConfig kda_layer_of(const ModelConfig& config) {
+  const double bound = config.kda.gate_lower_bound;
   return {.hidden_size = config.hidden_size,
           .num_heads = config.kda.heads,
           .head_size = config.kda.head_size,
           .conv_kernel = config.kda.conv_kernel,
-          .gate_lower_bound = config.kda.gate_lower_bound,
+          .gate_lower_bound = bound < 0 ? std::optional<double>(bound) : std::nullopt,
           .full_rank_gate = config.kda.full_rank_gate,
           .norm_eps = config.norm_eps,
           .init_std = config.init_std};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "furlong/model/config.h"
 
@@ -239,7 +240,7 @@ ModelConfig to_model(const HfText& hf) {
   c.intermediate_size = hf.intermediate_size;
   c.activation = hf.hidden_act == "situ" ? "situ" : "swiglu";
   c.situ_beta = hf.activation_situ_beta.value_or(1.0);
-  if (c.activation == "situ") c.situ_linear_beta = hf.activation_situ_linear_beta;
+  c.situ_linear_beta = hf.activation_situ_linear_beta.value_or(0.0);
   c.attnres_block_size = hf.attn_res_block_size.value_or(0);
   c.norm_eps = hf.rms_norm_eps;
   c.init_std = hf.initializer_range;
@@ -248,7 +249,7 @@ ModelConfig to_model(const HfText& hf) {
   c.kda = {.heads = hf.linear_attn_config.num_heads,
            .head_size = hf.linear_attn_config.head_dim,
            .conv_kernel = hf.linear_attn_config.short_conv_kernel_size,
-           .gate_lower_bound = hf.linear_attn_config.gate_lower_bound,
+           .gate_lower_bound = hf.linear_attn_config.gate_lower_bound.value_or(0.0),
            .full_rank_gate = hf.linear_attn_config.use_full_rank_gate.value_or(false)};
   c.mla = {.heads = hf.num_attention_heads,
            .q_lora_rank = hf.q_lora_rank.value_or(0),
@@ -276,6 +277,11 @@ ModelConfig to_model(const HfText& hf) {
   return c;
 }
 
+template <typename T>
+std::optional<T> unless(bool off, T value) {
+  return off ? std::nullopt : std::optional<T>(value);
+}
+
 HfLinearAttention linear_from_model(const ModelConfig& c, bool nested) {
   HfLinearAttention linear;
   linear.head_dim = c.kda.head_size;
@@ -284,14 +290,9 @@ HfLinearAttention linear_from_model(const ModelConfig& c, bool nested) {
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
     (c.is_full_attention(layer) ? linear.full_attn_layers : linear.kda_layers).push_back(layer + 1);
   }
-  linear.gate_lower_bound = c.kda.gate_lower_bound;
+  linear.gate_lower_bound = unless(c.kda.gate_lower_bound == 0, c.kda.gate_lower_bound);
   if (nested) linear.use_full_rank_gate = c.kda.full_rank_gate;
   return linear;
-}
-
-template <typename T>
-std::optional<T> unless(bool off, T value) {
-  return off ? std::nullopt : std::optional<T>(value);
 }
 
 HfText from_model(const ModelConfig& c, bool nested) {
@@ -318,7 +319,7 @@ HfText from_model(const ModelConfig& c, bool nested) {
   if (nested) hf.mla_use_output_gate = c.mla.output_gate;
   if (c.activation == "situ") {
     hf.activation_situ_beta = c.situ_beta;
-    hf.activation_situ_linear_beta = c.situ_linear_beta;
+    hf.activation_situ_linear_beta = unless(c.situ_linear_beta == 0, c.situ_linear_beta);
   }
   hf.furlong = {.mla_output_fp32 = c.mla.output_fp32, .mla_latent_norm_eps = c.mla.latent_norm_eps};
   if (c.moe.num_experts == 0) return hf;
@@ -360,6 +361,7 @@ ModelConfig ModelConfig::from_hugging_face(const Json& config, const std::string
   require_keys(text, inside, nested);
   check_fixed(hf, inside);
   ModelConfig model = to_model(hf);
+  model.drop_unused();
   model.validate(inside);
   return model;
 }
