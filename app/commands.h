@@ -10,12 +10,19 @@ namespace furlong::app {
 using AddCommand = void (*)(CLI::App& app, int& exit_code);
 
 void add_data(CLI::App& app, int& exit_code);
+void add_doctor(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);
+void add_generate(CLI::App& app, int& exit_code);
+void add_inspect(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
 void add_report(CLI::App& app, int& exit_code);
 void add_tokenizer(CLI::App& app, int& exit_code);
 void add_train(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);
 
-constexpr AddCommand kCommands[] = {add_data, add_eval, add_report, add_tokenizer, add_train, add_version};
+constexpr AddCommand kCommands[] = {
+    add_tokenizer, add_data,    add_train, add_eval,   add_generate,
+    add_report,    add_inspect, add_plan,  add_doctor, add_version,
+};
 
 }  // namespace furlong::app

@@ -1,0 +1,101 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "app/commands.h"
+#include "app/format.h"
+#include "furlong/model/count.h"
+#include "furlong/model/plan.h"
+
+namespace furlong::app {
+
+namespace {
+
+struct Arguments {
+  std::string config;
+  PlanRequest request;
+  std::string compute = "fp32";
+  bool json = false;
+};
+
+OrderedJson to_json(const Arguments& arguments, const TrainingBytes& training, const ServingBytes& serving) {
+  return {{"config", arguments.config},
+          {"context", arguments.request.context},
+          {"batch", arguments.request.batch},
+          {"compute", arguments.compute},
+          {"recompute", arguments.request.recompute},
+          {"training_bytes",
+           {{"weights", training.weights},
+            {"gradients", training.gradients},
+            {"optimizer", training.optimizer},
+            {"activations", training.activations},
+            {"total", training.total()}}},
+          {"serving_bytes",
+           {{"weights", serving.weights},
+            {"state", serving.state},
+            {"conv_state", serving.conv_state},
+            {"cache", serving.cache},
+            {"total", serving.total()}}}};
+}
+
+void print(const Arguments& arguments, const ModelConfig& config, const TrainingBytes& training,
+           const ServingBytes& serving) {
+  const ModelCount sizes = count(config);
+  const auto line = [](const char* what, double bytes, const char* note) {
+    fmt::print("  {:<14} {:>12}   {}\n", what, human_bytes(bytes), note);
+  };
+  fmt::print("{}: {} parameters, {} active for a token\n", arguments.config, human_count(sizes.parameters),
+             human_count(sizes.active_parameters));
+  fmt::print("\ntraining, {} x {} tokens in one forward, {} compute{}\n", arguments.request.batch,
+             arguments.request.context, arguments.compute, arguments.request.recompute ? ", layers recomputed" : "");
+  line("weights", training.weights, "fp32 masters");
+  line("gradients", training.gradients, "fp32");
+  line("optimizer", training.optimizer, arguments.request.muon ? "Muon: one moment, AdamW: two" : "AdamW: two moments");
+  line("activations", training.activations, "estimate");
+  line("total", training.total(), "without the program itself (about 0.3 GB with LibTorch)");
+  fmt::print("\nserving, {} sequences of {} tokens, {}\n", arguments.request.batch, arguments.request.context,
+             arguments.compute);
+  line("weights", serving.weights, "");
+  line("state", serving.state, "KDA, fp32, the same at any length");
+  line("conv state", serving.conv_state, "");
+  line("cache", serving.cache, "MLA latents");
+  line("total", serving.total(), "");
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int&) {
+  auto* command = app.add_subcommand("plan", "Bytes a run will take, before it starts");
+  const auto arguments = std::make_shared<Arguments>();
+  command->add_option("config", arguments->config, "model TOML, config.json or checkpoint folder")->required();
+  command->add_option("--context", arguments->request.context, "tokens of a sequence")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--batch", arguments->request.batch, "sequences in one forward")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command->add_option("--compute", arguments->compute, "precision of activations")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  command->add_flag("--recompute", arguments->request.recompute, "keep only layer inputs for backward");
+  command->add_flag("!--adamw", arguments->request.muon, "AdamW for every parameter");
+  command->add_flag("--json", arguments->json, "one JSON object");
+  command->footer(
+      "Examples:\n"
+      "  furlong plan configs/model/nano.toml --context 1024 --batch 8\n"
+      "  furlong plan configs/model/kimi-k3.toml --context 1048576 --batch 1 --compute bf16 --json");
+  command->callback([arguments] {
+    const ModelConfig config = ModelConfig::load(arguments->config);
+    arguments->request.bf16 = arguments->compute == "bf16";
+    const TrainingBytes training = plan_training(config, arguments->request);
+    const ServingBytes serving = plan_serving(config, arguments->request);
+    if (arguments->json) {
+      fmt::print("{}\n", to_json(*arguments, training, serving).dump(2));
+    } else {
+      print(*arguments, config, training, serving);
+    }
+  });
+}
+
+}  // namespace furlong::app
