@@ -102,10 +102,6 @@ TORCH_LIBRARY_IMPL(furlong, Autograd, m) {
   m.impl("kda_step_", furlong::kda::step_autograd);
 }
 
-TORCH_LIBRARY_IMPL(furlong, CPU, m) {
-  m.impl("kda_step_", furlong::kda::step_reference);
-}
-
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("kda_chunk", furlong::kda::reference);
 }

@@ -65,9 +65,18 @@ at::Tensor kda_gate_softplus(const at::Tensor& z_NHK, const at::Tensor& a_log_H,
 TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def("kda_gate_bounded(Tensor z, Tensor a_log, Tensor dt_bias, float lower_bound) -> Tensor");
   m.def("kda_gate_softplus(Tensor z, Tensor a_log, Tensor dt_bias) -> Tensor");
+  // Gradient of both gates for CPU tensors; lower_bound 0 stands for the softplus gate.
+  m.def(
+      "_kda_gate_backward(Tensor d_decay_log, Tensor z, Tensor a_log, Tensor dt_bias, float lower_bound) -> "
+      "(Tensor, Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(furlong, CompositeImplicitAutograd, m) {
+TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
+  m.impl("kda_gate_bounded", furlong::kda::gate_bounded_reference);
+  m.impl("kda_gate_softplus", furlong::kda::gate_softplus_reference);
+}
+
+TORCH_LIBRARY_IMPL(furlong, Meta, m) {
   m.impl("kda_gate_bounded", furlong::kda::gate_bounded_reference);
   m.impl("kda_gate_softplus", furlong::kda::gate_softplus_reference);
 }

@@ -27,4 +27,9 @@ at::Tensor step_reference(const at::Tensor& q_BHK, const at::Tensor& k_BHK, cons
                           const at::Tensor& decay_log_BHK, const at::Tensor& beta_BH, at::Tensor state_SHKV,
                           const at::Tensor& slots_B, double scale);
 
+/// The gates in tensor operations; differentiable by autograd.
+at::Tensor gate_bounded_reference(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK,
+                                  double lower_bound);
+at::Tensor gate_softplus_reference(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK);
+
 }  // namespace furlong::kda
