@@ -21,7 +21,7 @@ from pathlib import Path
 
 from repo_files import ROOT, repo_files
 
-SOURCE_ENDINGS = (".md", ".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".toml", ".cmake")
+SOURCE_ENDINGS = (".md", ".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake")
 # Made by a build or a run, or outside of the repository.
 MADE = ("build/", "out/", ".venv/", ".cache/", "http:", "https:", "mailto:", "~/", "/")
 PLACEHOLDER = re.compile(r"(^|[/_.{-])(x|[A-Z][A-Z_]*)([/_.}-]|$)|\.\.\.|[<>$]")

@@ -123,7 +123,7 @@ class Docs(Repository):
         super().setUp()
         self.write("ARCHITECTURE.md", "")
         self.write("app/cmd_train.cpp", 'app.add_subcommand("train", ""); command->add_option("--out", out);')
-        self.write("app/cmd_data.cpp", 'app.add_subcommand("data", ""); group->add_subcommand("prepare", "");')
+        self.write("app/cmd_data.cpp", 'group.add_subcommand("prepare", ""); app.add_subcommand("data", "");')
         self.write("furlong/ops/kda/kda.h", "")
         self.write("runs/demo.sh", "")
 
