@@ -6,7 +6,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/Scalar.h>
 
 #include <cstdio>
 #include <exception>
@@ -76,7 +80,7 @@ double accuracy(const Decoder& decoder, const Rows& rows) {
   const at::NoGradGuard no_grad;
   const at::Tensor hidden = decoder.forward(rows.tokens_N, rows.layout, nullptr, {});
   const at::Tensor right = decoder.logits(hidden).argmax(-1).eq(rows.targets_N).to(at::kFloat);
-  return (right * rows.weight_N).sum().item<double>() / rows.questions;
+  return right.mul(rows.weight_N).sum().item().toDouble() / rows.questions;
 }
 
 struct Outcome {
@@ -99,7 +103,7 @@ Outcome train(const Task& task, uint64_t seed, int64_t max_steps) {
     const Rows rows = make_rows(task, kTrainSeed + seed, static_cast<uint64_t>(outcome.steps * kRows), kRows);
     const at::Tensor hidden = decoder.forward(rows.tokens_N, rows.layout, nullptr, {.training = true});
     const auto [loss, nll] =
-        linear_cross_entropy(hidden, decoder.head_weight(), rows.targets_N, rows.weight_N / rows.questions);
+        linear_cross_entropy(hidden, decoder.head_weight(), rows.targets_N, rows.weight_N.div(rows.questions));
     loss.backward();
     clip_grad_norm(decoder.params(), 1.0);
     optimizer.step(schedule.lr(outcome.steps, max_steps));
