@@ -21,7 +21,7 @@ at_least() { awk -v got="$1" -v need="$2" 'BEGIN { exit !(got >= need) }'; }
 for dtype in "${dtypes[@]}"; do
   ours=$(build/cpu/bin/train_bench --dtype "$dtype" | tail -n 1)
   echo "$ours"
-  active=$(field "$ours" .active_parameters)
+  active=$(field "$ours" ".active_parameters | floor")
   plain=$($peers bench/peers/transformer_baseline.py --dtype "$dtype" --active-parameters "$active")
   echo "$plain"
   kimi=$($peers bench/peers/kimi_linear_transformers.py --dtype "$dtype" --steps 1 2>/dev/null)
