@@ -36,6 +36,17 @@ Activation make_activation(c10::string_view name, double beta, std::optional<dou
   return {name == "situ" ? Activation::Kind::kSitu : Activation::Kind::kSwiglu, beta, linear_beta};
 }
 
+namespace {
+
+at::Tensor meta(const at::Tensor& z_NL, const at::Tensor& ids_NA, const at::Tensor& weights_NA,
+                const at::Tensor& w1_EIL, const at::Tensor& w3_EIL, const at::Tensor& w2_ELI,
+                c10::string_view /*activation*/, double /*beta*/, std::optional<double> /*linear_beta*/) {
+  check(z_NL, ids_NA, weights_NA, w1_EIL, w3_EIL, w2_ELI);
+  return at::empty_like(z_NL);
+}
+
+}  // namespace
+
 }  // namespace moe_experts_detail
 
 at::Tensor moe_experts(const at::Tensor& z_NL, const at::Tensor& ids_NA, const at::Tensor& weights_NA,
@@ -52,6 +63,10 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def(
       "moe_experts(Tensor z, Tensor ids, Tensor weights, Tensor w1, Tensor w3, Tensor w2, str activation, float beta, "
       "float? linear_beta) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(furlong, Meta, m) {
+  m.impl("moe_experts", moe_experts_detail::meta);
 }
 
 }  // namespace furlong
