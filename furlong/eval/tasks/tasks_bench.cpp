@@ -40,6 +40,7 @@ ModelConfig model_for(const Task& task) {
   config.num_layers = 2;
   config.full_attention_layers = {2};
   config.intermediate_size = 128;
+  config.init_std = 0.1;  // about 1 / sqrt(hidden size)
   config.kda = {.heads = 2, .head_size = 32, .gate_lower_bound = -5.0, .full_rank_gate = true};
   config.mla = {.heads = 2,
                 .kv_lora_rank = 32,

@@ -189,8 +189,8 @@ RunRecord read_run(const fs::path& folder) {
   with("eval.json", [&](const fs::path& path) {
     const Json value = read_json(path);
     const Fields fields(value, path.string());
-    run.eval =
-        EvalRecord{fields.number("bits_per_byte"), fields.maybe_number("nats_per_token"), fields.maybe_number("bytes")};
+    run.eval = EvalRecord{fields.number("bits_per_byte"), fields.maybe_number("nats_per_token"),
+                          fields.maybe_number("bytes"), fields.position_loss("position_loss")};
   });
   with("baselines.json", [&](const fs::path& path) {
     const Json value = read_json(path);

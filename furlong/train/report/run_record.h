@@ -35,6 +35,7 @@ struct StepRecord {
 struct EvalRecord {
   double bits_per_byte = 0;
   std::optional<double> nats_per_token, bytes;
+  std::optional<PositionLoss> position_loss;
 };
 
 struct Baselines {

@@ -89,28 +89,35 @@ void add_loss_figure(Page& page, const RunRecord& run) {
       stage_table(run) + "</figure>");
 }
 
-/// Mean loss by position over the records of the last quarter of a stage.
-Series position_series(const RunRecord& run, const StageSpan& span, size_t color) {
-  std::map<double, std::pair<double, double>> sums;  // first position: nats, targets
-  size_t records = 0;
-  const size_t from = span.last - (span.last - span.first) / 4;
-  for (size_t i = span.last + 1; i-- > span.first && (i >= from || records == 0);) {
-    const auto& record = run.steps[i].position_loss;
-    if (!record) continue;
-    ++records;
-    for (size_t k = 0; k < record->first.size(); ++k) {
-      if (!std::isfinite(record->loss[k]) || !(record->targets[k] > 0)) continue;
-      auto& [nats, targets] = sums[record->first[k]];
-      nats += record->loss[k] * record->targets[k];
-      targets += record->targets[k];
-    }
+/// Nats and targets by the first position of their bucket.
+using PositionSums = std::map<double, std::pair<double, double>>;
+
+void add_to(PositionSums& sums, const PositionLoss& record) {
+  for (size_t k = 0; k < record.first.size(); ++k) {
+    if (!std::isfinite(record.loss[k]) || !(record.targets[k] > 0)) continue;
+    auto& [nats, targets] = sums[record.first[k]];
+    nats += record.loss[k] * record.targets[k];
+    targets += record.targets[k];
   }
-  Series series{span.name, series_color(color), {}, {}};
+}
+
+Series means(const PositionSums& sums, const std::string& name, const std::string& color) {
+  Series series{name, color, {}, {}};
   for (const auto& [first, sum] : sums) {
     series.x.push_back(std::max(first * 1.5, 1.0));  // the middle of [first, 2 first)
     series.y.push_back(sum.first / sum.second);
   }
   return series;
+}
+
+/// Mean loss by position over the records of the last quarter of a stage.
+Series position_series(const RunRecord& run, const StageSpan& span, size_t color) {
+  PositionSums sums;
+  const size_t from = span.last - (span.last - span.first) / 4;
+  for (size_t i = span.last + 1; i-- > span.first && (i >= from || sums.empty());) {
+    if (run.steps[i].position_loss) add_to(sums, *run.steps[i].position_loss);
+  }
+  return means(sums, span.name, series_color(color));
 }
 
 void add_position_figure(Page& page, const RunRecord& run) {
@@ -123,6 +130,14 @@ void add_position_figure(Page& page, const RunRecord& run) {
     Series series = position_series(run, spans[i], i);
     if (series.x.empty()) continue;
     entries.push_back({spans[i].name, series.color});
+    chart.series.push_back(std::move(series));
+  }
+  if (run.eval && run.eval->position_loss) {
+    PositionSums sums;
+    add_to(sums, *run.eval->position_loss);
+    Series series = means(sums, "held-out text", "var(--fg)");
+    series.style = Series::Style::kDashed;
+    entries.push_back({series.name, series.color, "swatch dashed"});
     chart.series.push_back(std::move(series));
   }
   if (chart.series.empty()) {
