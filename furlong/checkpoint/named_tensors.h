@@ -18,7 +18,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// One safetensors file, one index file, or a folder: model.safetensors, or the shards that
 /// model.safetensors.index.json lists, honoured exactly (a missing shard, a tensor in the wrong shard or in none is a
-/// FormatError / IoError naming it; so is a folder that holds both).
+/// FormatError / IoError naming it; so is a folder that holds both). Not for several threads at once.
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::filesystem::path& file_or_folder, const std::string& stem = "model");

@@ -18,7 +18,7 @@ struct AdamWParam {
   bool weight_decay = true;
 };
 
-/// `step` counts from one. Parameters of one device each call's group; several devices are allowed.
+/// `step` counts from one. The parameters may be spread over several devices.
 void adamw_step(const std::vector<AdamWParam>& params, const AdamWConfig& config, double lr, int64_t step);
 
 }  // namespace furlong
