@@ -89,20 +89,22 @@ void write_train_state(const fs::path& folder, const TrainState& state) {
 TrainState read_train_state(const fs::path& folder) {
   const fs::path path = folder / kFile;
   if (!fs::exists(path)) throw FormatError(path.string() + ": is missing");
-  const Json document = read_json(path);
-  if (!document.is_object() || document.value("format", "") != kFormat) {
-    throw FormatError(path.string() + ": not a training state");
+  try {
+    const Json document = read_json(path);
+    if (document.at("format") != kFormat) throw FormatError(path.string() + ": not a training state");
+    if (document.at("version") != kVersion) {
+      throw FormatError(fmt::format("{}: is of version {}, this program reads {}", path.string(),
+                                    document["version"].dump(), kVersion));
+    }
+    const Json& content = document.at("content");
+    if (document.at("checksum") != checksum(content.dump())) {
+      throw FormatError(path.string() + ": the checksum does not fit its content");
+    }
+    for (const auto& [name, entry] : content.at("files").items()) verify_file(folder / name, entry);
+    return TrainState::from_json(content.at("state"), path.string());
+  } catch (const Json::exception& error) {
+    throw FormatError(fmt::format("{}: not a training state: {}", path.string(), error.what()));
   }
-  if (document.value("version", 0) != kVersion) {
-    throw FormatError(fmt::format("{}: is of version {}, this program reads {}", path.string(),
-                                  document.value("version", 0), kVersion));
-  }
-  const Json content = document.value("content", Json());
-  if (document.value("checksum", "") != checksum(content.dump())) {
-    throw FormatError(path.string() + ": the checksum does not fit its content");
-  }
-  for (const auto& [name, entry] : content.at("files").items()) verify_file(folder / name, entry);
-  return TrainState::from_json(content.at("state"), path.string());
 }
 
 }  // namespace furlong
