@@ -34,7 +34,7 @@ TEST(TrainConfig, NamesTheKeyThatIsWrong) {
 }
 
 TEST(TrainConfig, SetReachesIntoTheModelFile) {
-  EXPECT_EQ(tiny_config("data", {"model.moe.num_experts=16"}).model.num_experts, 16);
+  EXPECT_EQ(tiny_config("data", {"model.moe.num_experts=16"}).model.moe.num_experts, 16);
 }
 
 TEST(TrainConfig, ItsTomlReadsBackToTheSame) {
@@ -59,8 +59,12 @@ TEST(TrainConfig, DifferencesAreNamedUnlessTheyDoNotMatter) {
 
 TEST(StagePlan, RoundsTokensUpToSteps) {
   std::vector<StageConfig> stages(2);
-  stages[0] = {.name = "a", .context = 10, .tokens = 101, .rows = 2};
-  stages[1] = {.name = "b", .context = 20, .steps = 3, .rows = 1};
+  stages[0].context = 10;
+  stages[0].tokens = 101;
+  stages[0].rows = 2;
+  stages[1].context = 20;
+  stages[1].steps = 3;
+  stages[1].rows = 1;
   const StagePlan plan(stages);
   EXPECT_EQ(plan.total_steps(), 9);
   EXPECT_EQ(plan.total_tokens(), 6 * 20 + 3 * 20);
