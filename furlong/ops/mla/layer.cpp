@@ -1,13 +1,16 @@
 #include "furlong/ops/mla/layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "furlong/base/shape.h"
@@ -46,12 +49,13 @@ void append(LatentCache& cache, const at::Tensor& entries_TE, const SequenceLayo
       .index_copy_(0, place_B.index_select(0, sequence_T) + row_T, entries_TE.to(cache.pool_SCE.scalar_type()));
 }
 
-/// New tokens up to which one sequence is cheaper absorbed than expanded: expanding a context entry costs
-/// L (nope + V) products a head once, absorbing costs (L + R + L) - (Q + V) more for every query that sees it.
+/// New tokens up to which a sequence on a past is cheaper absorbed than expanded. Products a head and context entry:
+/// absorbed 2 L + R for every query; expanded nope + R + V for every query, and L (nope + V) once. Both run at the same
+/// rate (README.md).
 int64_t absorbed_limit(const MlaLayerConfig& config) {
-  const int64_t expansion = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim);
-  const int64_t dearer = 2 * config.kv_lora_rank - config.qk_nope_head_dim - config.v_head_dim;
-  return dearer <= 0 ? INT64_MAX : std::max<int64_t>(expansion / dearer, 1);
+  const int64_t expanded_sizes = config.qk_nope_head_dim + config.v_head_dim;
+  const int64_t dearer = 2 * config.kv_lora_rank - expanded_sizes;
+  return dearer <= 0 ? INT64_MAX : std::max<int64_t>(config.kv_lora_rank * expanded_sizes / dearer, 1);
 }
 
 /// [H, nope + V, L] in the compute dtype.
@@ -107,6 +111,15 @@ at::Tensor attend_one(int64_t b, const at::Tensor& q_THQ, const at::Tensor& entr
   }
   const at::Tensor context_CE = cache.pool_SCE.select(0, layout.slot(b)).narrow(0, 0, past + length);
   return mla_blocked_attention(q, context_CE, kv_b, past, widths_of(config), score_scale(config), numerics);
+}
+
+/// The library's elementwise functions take the last few elements of a tensor by scalar code, with other bits than the
+/// vector code's. In exact mode every row is a call of its own, so that an element's place in the call is fixed.
+at::Tensor sigmoid_rows(const at::Tensor& x_TX, Numerics numerics) {
+  if (numerics == Numerics::kFast) return x_TX.sigmoid();
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& row : x_TX.unbind(0)) rows.push_back(row.sigmoid());
+  return at::stack(rows);
 }
 
 at::Tensor attend_with_state(const at::Tensor& q_THQ, const at::Tensor& entries_TE, LatentCache& cache,
@@ -198,7 +211,9 @@ at::Tensor MlaLayer::forward(const at::Tensor& x_ND, const SequenceLayout& layou
                            : attend_fresh(q_THQ, entries_TE, layout, kv_b_proj_, config_, numerics);
   at::Tensor out_TX = out_THV.reshape({tokens, config_.num_heads * config_.v_head_dim});
   if (!config_.output_fp32) out_TX = out_TX.to(x_ND.scalar_type());
-  if (config_.output_gate) out_TX = out_TX * linear(x_TD, g_proj_, numerics).to(out_TX.scalar_type()).sigmoid();
+  if (config_.output_gate) {
+    out_TX = out_TX * sigmoid_rows(linear(x_TD, g_proj_, numerics).to(out_TX.scalar_type()), numerics);
+  }
   const at::Tensor y_TD = linear(out_TX.to(x_ND.scalar_type()), o_proj_, numerics);
   return spare_rows > 0 ? at::constant_pad_nd(y_TD, {0, 0, 0, spare_rows}) : y_TD;
 }

@@ -83,9 +83,6 @@ TORCH_LIBRARY_IMPL(furlong, CompositeImplicitAutograd, m) {
   m.impl("mla_absorbed_reference", absorbed_reference);
 }
 
-TORCH_LIBRARY_IMPL(furlong, CPU, m) {
-  m.impl("mla_absorbed", absorbed_reference);
-}
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("mla_absorbed", absorbed_reference);
 }
