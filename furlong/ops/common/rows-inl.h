@@ -39,7 +39,7 @@ HWY_INLINE void store_f32(D f32, hn::Vec<D> value, float* to) {
 
 /// Rounds to the nearest, ties to even; NaN stays NaN.
 template <class D>
-HWY_INLINE void store_f32(D f32, hn::Vec<D> value, c10::BFloat16* to) {
+HWY_INLINE void store_f32(D /*f32*/, hn::Vec<D> value, c10::BFloat16* to) {
   const hn::RebindToUnsigned<D> u32;
   const hn::Rebind<uint16_t, D> u16;
   const auto bits = hn::BitCast(u32, value);

@@ -67,6 +67,10 @@ at::Tensor step_reference(const at::Tensor& x_BP, const at::Tensor& weight_PW, a
 
 }  // namespace furlong::short_conv_detail
 
+TORCH_LIBRARY_IMPL(furlong, CompositeImplicitAutograd, m) {
+  m.impl("short_conv_reference", furlong::short_conv_detail::reference);
+}
+
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("short_conv", furlong::short_conv_detail::reference);
   m.impl("short_conv_step_", furlong::short_conv_detail::step_reference);

@@ -93,6 +93,13 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def(
       "short_conv(Tensor x, Tensor weight, Tensor offsets, Tensor offsets_host, Tensor? initial_tail) -> "
       "(Tensor, Tensor)");
+  m.def(
+      "short_conv_reference(Tensor x, Tensor weight, Tensor offsets, Tensor offsets_host, Tensor? initial_tail) -> "
+      "(Tensor, Tensor)");
+  // Gradient for CPU tensors.
+  m.def(
+      "_short_conv_backward(Tensor d_y, Tensor? d_final_tail, Tensor x, Tensor weight, Tensor offsets_host, "
+      "Tensor? initial_tail) -> (Tensor, Tensor, Tensor)");
   m.def("short_conv_step_(Tensor x, Tensor weight, Tensor(a!) tail, Tensor slots) -> Tensor");
 }
 
