@@ -80,7 +80,8 @@ void check_long(Case& test, const Tokenizer& tokenizer) {
     const Ids ids = tokenizer.encode(text_of_recipe(entry.at("recipe").get<std::string>()));
     const std::vector<int32_t> narrow(ids.begin(), ids.end());
     const std::string_view bytes(reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(int32_t));
-    tally.add(sha256_hex(bytes) == entry.at("sha256_of_int32_le_ids"), entry.at("what").get<std::string>());
+    tally.add(sha256_hex(bytes) == entry.at("sha256_of_int32_le_ids").get<std::string>(),
+              entry.at("what").get<std::string>());
   }
   tally.report(test);
 }
@@ -94,7 +95,7 @@ void check_decode(Case& test, const Tokenizer& tokenizer) {
     for (const char byte : bytes) {
       for (const int shift : {4, 0}) hex += "0123456789abcdef"[static_cast<unsigned char>(byte) >> shift & 15];
     }
-    bytes_tally.add(hex == entry.at("bytes_hex"), hex);
+    bytes_tally.add(hex == entry.at("bytes_hex").get<std::string>(), hex);
     text_tally.add(replace_invalid_utf8(bytes) == entry.at("text_replace").get<std::string>(), hex);
   }
   bytes_tally.report(test);

@@ -17,6 +17,11 @@ namespace furlong {
 
 namespace {
 
+// Bounded gate: at dt_bias = 0 every channel would forget half its content within a token, and long memory would have
+// to be learned from nothing. Drawn from [-7, -0.5], |decay_log| starts log-uniform between 0.005 and 1.9: memories of
+// half a token to 200 tokens.
+constexpr double kBoundedBiasLow = -7.0;
+constexpr double kBoundedBiasHigh = -0.5;
 // Softplus gate: exp(a_log) in [1, 16] and softplus(dt_bias) log-uniform in [1e-3, 1e-1], so that decays per token
 // start between 0.999 and 0.2 (flash-linear-attention's initialisation). Below 0.1 the inverse softplus is a logarithm
 // to within 5 %, hence uniform between the ends' inverses.
@@ -81,7 +86,9 @@ void KdaLayer::declare(ParamList& list, const std::string& prefix) {
   beta.init = Init::normal(config_.init_std);
   list.add(prefix, std::move(beta), &b_proj_);
   fp32("A_log", {H}, bounded ? Init::constant(0) : Init::log_of_uniform(1, 16), &a_log_);
-  fp32("dt_bias", {P}, bounded ? Init::constant(0) : Init::uniform(kSoftplusBiasLow, kSoftplusBiasHigh), &dt_bias_);
+  fp32("dt_bias", {P},
+       bounded ? Init::uniform(kBoundedBiasLow, kBoundedBiasHigh) : Init::uniform(kSoftplusBiasLow, kSoftplusBiasHigh),
+       &dt_bias_);
   if (config_.full_rank_gate) {
     matrix("g_proj.weight", P, D, H, &g_proj_);
   } else {
