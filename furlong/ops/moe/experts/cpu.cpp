@@ -1,6 +1,6 @@
 // moe_experts on the CPU. Pairs are sorted by expert; each expert's products are library calls on a slice of one
 // buffer for all experts, several experts at a time with one thread each.
-//   N tokens   A chosen   E experts   P = N A pairs, sorted by expert   L input width   I expert width
+//   N tokens   A chosen   E experts   P places of the pairs sorted by expert   L input width   I expert width
 //
 // forward    g = z W1^T     u = z W3^T     h = act(g, u)     y = h W2^T     out_n = sum_a w_na y_na
 // backward   q = dout W2 (the gradient of w h)     dw = <q, h>     dh = w q     dW2 = dout^T (w h)
@@ -70,7 +70,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_cpu(const at::Tensor& z_i
   const auto num_blocks = static_cast<int64_t>(blocks.size());
 
   const at::Tensor z_PL = gather_rows(z_NL, pairs);
-  at::Tensor gate_PI = at::empty({pairs.num_pairs(), w1_EIL.size(1)}, z_NL.options());
+  at::Tensor gate_PI = at::empty({pairs.num_places(), w1_EIL.size(1)}, z_NL.options());
   at::Tensor up_PI = at::empty_like(gate_PI), y_PL = at::empty_like(z_PL);
   for_each_task(num_blocks, [&](int64_t task) {
     const RowBlock& block = blocks[task];

@@ -22,9 +22,12 @@ Pairs sort_pairs(const at::Tensor& ids_NA, int64_t num_experts) {
     }
     ++pairs.offset_of_expert[expert + 1];
   }
+  // Rounding up costs at most half of kRowMultiple rows an expert on average: under 13 % from here on.
+  const int64_t multiple = num_pairs >= 4 * kRowMultiple * num_experts ? kRowMultiple : 1;
+  for (int64_t& rows : pairs.offset_of_expert) rows = (rows + multiple - 1) / multiple * multiple;
   std::partial_sum(pairs.offset_of_expert.begin(), pairs.offset_of_expert.end(), pairs.offset_of_expert.begin());
   std::vector<int64_t> next(pairs.offset_of_expert.begin(), pairs.offset_of_expert.end() - 1);
-  pairs.pair_of_place.resize(num_pairs);
+  pairs.pair_of_place.assign(pairs.offset_of_expert.back(), kNoPair);
   pairs.place_of_pair.resize(num_pairs);
   for (int64_t p = 0; p < num_pairs; ++p) {
     const int64_t place = next[expert_of_pair[p]]++;

@@ -23,13 +23,17 @@ using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 at::Tensor gather_rows(const at::Tensor& x_NL, const Pairs& pairs) {
   const int64_t row_bytes = x_NL.size(1) * static_cast<int64_t>(x_NL.element_size());
-  at::Tensor out_PL = at::empty({pairs.num_pairs(), x_NL.size(1)}, x_NL.options());
+  at::Tensor out_PL = at::empty({pairs.num_places(), x_NL.size(1)}, x_NL.options());
   const auto* from = static_cast<const char*>(x_NL.const_data_ptr());
   auto* to = static_cast<char*>(out_PL.data_ptr());
-  parallel_for(0, pairs.num_pairs(), kRowGrain, [&](int64_t first, int64_t last) {
+  parallel_for(0, pairs.num_places(), kRowGrain, [&](int64_t first, int64_t last) {
     for (int64_t place = first; place < last; ++place) {
-      const int64_t token = pairs.pair_of_place[place] / pairs.num_chosen;
-      std::memcpy(to + place * row_bytes, from + token * row_bytes, row_bytes);
+      const int64_t pair = pairs.pair_of_place[place];
+      if (pair == kNoPair) {
+        std::memset(to + place * row_bytes, 0, row_bytes);
+      } else {
+        std::memcpy(to + place * row_bytes, from + pair / pairs.num_chosen * row_bytes, row_bytes);
+      }
     }
   });
   return out_PL;
@@ -70,9 +74,10 @@ WeightedHidden weigh_hidden(const at::Tensor& hidden_PI, at::Tensor& grad_PI, co
     scalar_t* grad = grad_PI.data_ptr<scalar_t>();
     scalar_t* weighted = out.weighted_hidden_PI.data_ptr<scalar_t>();
     wide_t* grad_weights = out.grad_weights_NA.data_ptr<wide_t>();
-    parallel_for(0, pairs.num_pairs(), kRowGrain, [&](int64_t first, int64_t last) {
+    parallel_for(0, pairs.num_places(), kRowGrain, [&](int64_t first, int64_t last) {
       for (int64_t place = first; place < last; ++place) {
-        const wide_t weight = weights[pairs.pair_of_place[place]];
+        const int64_t pair = pairs.pair_of_place[place];
+        const wide_t weight = pair == kNoPair ? wide_t(0) : weights[pair];
         // Four partial sums: a single chain of additions would wait for itself.
         wide_t dot[4] = {};
         for (int64_t i = 0; i < width; ++i) {
@@ -82,7 +87,7 @@ WeightedHidden weigh_hidden(const at::Tensor& hidden_PI, at::Tensor& grad_PI, co
           weighted[place * width + i] = static_cast<scalar_t>(weight * h);
           grad[place * width + i] = static_cast<scalar_t>(weight * g);
         }
-        grad_weights[pairs.pair_of_place[place]] = (dot[0] + dot[1]) + (dot[2] + dot[3]);
+        if (pair != kNoPair) grad_weights[pair] = (dot[0] + dot[1]) + (dot[2] + dot[3]);
       }
     });
   });

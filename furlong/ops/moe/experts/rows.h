@@ -1,7 +1,7 @@
 #pragma once
 
 // Row moves and sums of the expert pairs: everything of moe_experts that is no matrix product.
-//   N tokens   A chosen   P = N A pairs, sorted by expert   L input width   I expert width
+//   N tokens   A chosen   P places (pairs.h)   L input width   I expert width
 
 #include <ATen/core/Tensor.h>
 
