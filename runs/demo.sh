@@ -58,8 +58,8 @@ jq -n --slurpfile eval "$run/eval.json" --slurpfile base "$run/baselines.json" \
   --slurpfile count <($furlong inspect "$run" --json) --slurpfile last <(tail -n 1 "$run/metrics.jsonl") \
   --argjson seconds $((trained - training)) --argjson total $(($(date +%s) - begin)) --arg report "$out/report.html" \
   '{val_bits_per_byte: $eval[0].bits_per_byte, gzip_bits_per_byte: $base[0].gzip_bits_per_byte,
-    xz_bits_per_byte: $base[0].xz_bits_per_byte, parameters: $count[0].parameters,
-    active_parameters: $count[0].active_parameters, train_tokens: $last[0].tokens, seconds: $seconds,
+    xz_bits_per_byte: $base[0].xz_bits_per_byte, parameters: $count[0].model.parameters,
+    active_parameters: $count[0].model.active_parameters, train_tokens: $last[0].tokens, seconds: $seconds,
     tokens_per_s: ($last[0].tokens / ([$seconds, 1] | max)), max_vio_last: $last[0].max_vio,
     peak_rss_bytes: $last[0].peak_rss_bytes, total_seconds: $total, report: $report}' >"$out/summary.json"
 
