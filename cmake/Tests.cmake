@@ -53,4 +53,5 @@ foreach(source IN LISTS bench_sources)
   add_executable(${bench} ${source})
   target_link_libraries(${bench} PRIVATE furlong_test_support benchmark::benchmark)
   target_precompile_headers(${bench} REUSE_FROM furlong_ops)
+  set_target_properties(${bench} PROPERTIES ENABLE_EXPORTS ON)  # names in call stacks
 endforeach()

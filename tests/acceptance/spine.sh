@@ -128,7 +128,7 @@ point_8() {
   fi
 }
 
-point_9() { # a machine with a GPU writes the file: bash bench/gpu_spine.sh
+point_9() { # a machine with a GPU writes the file: bash bench/gpu/spine.sh
   local file
   file=$(ls bench/results/*-h200-spine.json 2>/dev/null | tail -n 1)
   if [ -z "$file" ]; then
