@@ -1,13 +1,30 @@
 // furlong: trains, evaluates and runs hybrid long-context models. One file a command; no logic here.
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "app/commands.h"
 #include "furlong/base/error.h"
 
+namespace {
+
+/// GCC's OpenMP runtime lets a waiting thread spin for milliseconds, on a machine with any other work to do in the time
+/// of the very thread it waits for: training fell to a tenth of its rate beside one busy process. The runtime reads its
+/// settings when it is loaded, so the program starts itself again with a short spin, unless the user has set one.
+void bound_spinning(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  setenv("GOMP_SPINCOUNT", "10000", 1);
+  execv("/proc/self/exe", argv);  // returns only if it could not: then the default serves
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  bound_spinning(argv);
   CLI::App app("Furlong trains, evaluates and serves long-context hybrid models.", "furlong");
   app.require_subcommand(1);
   app.set_version_flag("--version", FURLONG_VERSION);
