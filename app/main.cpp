@@ -12,9 +12,11 @@
 
 namespace {
 
-/// GCC's OpenMP runtime lets a waiting thread spin for milliseconds, on a machine with any other work to do in the time
-/// of the very thread it waits for: training fell to a tenth of its rate beside one busy process. The runtime reads its
-/// settings when it is loaded, so the program starts itself again with a short spin, unless the user has set one.
+/// GCC's OpenMP runtime lets a waiting thread spin for milliseconds before it sleeps. A short spin is faster (demo
+/// training on two quiet cores: 6,020 tokens/s, against 5,160 with the default of 300,000 and 4,080 with none at all).
+/// The runtime reads its settings when it is loaded, so the program starts itself again, unless the user has chosen.
+/// Beside busy processes OMP_WAIT_POLICY=passive is the choice: a spinning thread takes the time of the one it waits
+/// for.
 void bound_spinning(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
   setenv("GOMP_SPINCOUNT", "10000", 1);
