@@ -48,7 +48,9 @@ void add_prepare(CLI::App& group) {
   command->add_option("--out", options->out, "Folder to write; an older one with shards is replaced")->required();
   command->add_option("--val-fraction", options->val_fraction,
                       "Hold out this share of the documents: writes OUT/train and OUT/val");
-  command->add_option("--seed", options->seed, "Seed of the choice of held-out documents")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the choice of held-out documents")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--shard-tokens", options->shard_tokens, "Most tokens in one shard")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

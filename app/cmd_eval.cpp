@@ -6,10 +6,12 @@
 #include <string>
 
 #include "app/commands.h"
+#include "furlong/base/error.h"
 #include "furlong/base/file.h"
 #include "furlong/checkpoint/run_folder.h"
 #include "furlong/eval/loss.h"
 #include "furlong/model/weights.h"
+#include "furlong/tokenizer/tokenizer.h"
 
 namespace furlong::app {
 
@@ -23,10 +25,18 @@ struct LossArguments {
   LossOptions options;
 };
 
+/// A checkpoint of a run holds its tokenizer: shards of another one give figures without meaning.
+void check_tokenizer(const std::filesystem::path& checkpoint, const ShardSet& shards, const std::string& data) {
+  if (!std::filesystem::exists(checkpoint / "tiktoken.model")) return;
+  if (Tokenizer::load(checkpoint).sha256() == shards.tokenizer_sha256()) return;
+  throw UsageError(data + ": was made with another tokenizer than that of " + checkpoint.string());
+}
+
 void eval_loss(const LossArguments& arguments) {
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
   const auto folder = find_checkpoint(arguments.checkpoint);
   const ShardSet shards(arguments.data);
+  check_tokenizer(folder, shards, arguments.data);
   const auto decoder = load_decoder(folder, arguments.compute == "bf16" ? at::kBFloat16 : at::kFloat, at::kCPU);
   const LossReport report = evaluate_loss(*decoder, shards, arguments.options);
   OrderedJson values = {

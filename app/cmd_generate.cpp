@@ -73,7 +73,9 @@ void add_generate(CLI::App& app, int&) {
   command->add_option("--temperature", sampling.temperature, "0: always the most likely token")->capture_default_str();
   command->add_option("--top-p", sampling.top_p, "draw among the most likely tokens of this mass")
       ->capture_default_str();
-  command->add_option("--seed", sampling.seed, "the same seed gives the same text")->capture_default_str();
+  command->add_option("--seed", sampling.seed, "the same seed gives the same text")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "precision of weights and activations")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "app/commands.h"
+#include "app/failure.h"
 #include "furlong/base/error.h"
 
 namespace {
@@ -37,12 +38,14 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : (app.exit(error), 2);
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "furlong: %s\n", furlong::app::command_line_fault(app, error).c_str());
+    return 2;
   } catch (const furlong::Error& error) {
     std::fprintf(stderr, "furlong: %s\n", error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "furlong: %s\n", error.what());
+    std::fprintf(stderr, "furlong: %s\n", furlong::app::foreign_fault(error).c_str());
     return 1;
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "furlong/base/error.h"
+#include "furlong/base/json_fault.h"
 
 namespace furlong {
 
@@ -94,7 +95,7 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    throw FormatError(file_ + ": the header is not valid JSON: " + error.what());
+    throw FormatError(file_ + ": the header is not valid JSON: " + json_fault(error));
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "furlong/base/error.h"
 #include "furlong/base/file.h"
 #include "furlong/base/json.h"
+#include "furlong/base/json_fault.h"
 
 namespace furlong {
 
@@ -29,7 +30,7 @@ Json parse_without_duplicates(std::string_view text, const std::string& file) {
   try {
     return Json::parse(text, watch);
   } catch (const Json::exception& error) {
-    throw FormatError(file + ": not valid JSON: " + error.what());
+    throw FormatError(file + ": not valid JSON: " + json_fault(error));
   }
 }
 

@@ -55,12 +55,12 @@ void save_weights(const Decoder& decoder, const std::filesystem::path& folder, a
   write_json_atomic(folder / "config.json", config);
 }
 
-void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
-  const at::NoGradGuard no_grad;
-  const CheckpointReader reader(folder);
+namespace {
+
+/// Names and shapes, from the files' headers alone: a config that does not fit is found before its size is allocated.
+void check_tensors(const Decoder& decoder, const CheckpointReader& reader, const std::filesystem::path& folder) {
   std::set<std::string> expected;
   for (const Param& param : decoder.params()) {
-    check_argument(param.tensor->defined(), "load_weights", "decoder: not initialised");
     for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
       expected.insert(published.name);
       if (!reader.contains(published.name)) {
@@ -71,8 +71,6 @@ void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
         throw FormatError(fmt::format("{}: tensor '{}' is {}, need {}", folder.string(), published.name,
                                       shape_text(shape), shape_text(published.shape)));
       }
-      const at::Tensor place = published.index < 0 ? *param.tensor : param.tensor->select(0, published.index);
-      place.copy_(reader.tensor(published.name).reshape(place.sizes()));
     }
   }
   for (const std::string& name : reader.names()) {
@@ -84,10 +82,31 @@ void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
   }
 }
 
+void copy_tensors(Decoder& decoder, const CheckpointReader& reader) {
+  const at::NoGradGuard no_grad;
+  for (const Param& param : decoder.params()) {
+    check_argument(param.tensor->defined(), "load_weights", "decoder: not initialised");
+    for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
+      const at::Tensor place = published.index < 0 ? *param.tensor : param.tensor->select(0, published.index);
+      place.copy_(reader.tensor(published.name).reshape(place.sizes()));
+    }
+  }
+}
+
+}  // namespace
+
+void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
+  const CheckpointReader reader(folder);
+  check_tensors(decoder, reader, folder);
+  copy_tensors(decoder, reader);
+}
+
 std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device) {
   auto decoder = std::make_unique<Decoder>(ModelConfig::load(folder));
+  const CheckpointReader reader(folder);
+  check_tensors(*decoder, reader, folder);
   decoder->allocate(dtype, device);
-  load_weights(*decoder, folder);
+  copy_tensors(*decoder, reader);
   return decoder;
 }
 

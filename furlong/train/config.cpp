@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <set>
 
 namespace furlong {
@@ -77,7 +79,9 @@ TrainConfig TrainConfig::from_document(ConfigDocument document, const fs::path& 
 
 void TrainConfig::validate(const std::string& where) const {
   if (stages.empty()) throw ConfigError(where + ": key 'stages' has no entry");
-  if (device != "cpu" && device != "cuda" && !device.starts_with("cuda:")) {
+  const bool numbered = device.starts_with("cuda:") && device.size() > 5 && device.size() < 8 &&
+                        std::all_of(device.begin() + 5, device.end(), ::isdigit);
+  if (device != "cpu" && device != "cuda" && !numbered) {
     throw ConfigError(fmt::format("{}: key 'device' is '{}', must be cpu, cuda or cuda:N", where, device));
   }
   for (size_t i = 0; i < stages.size(); ++i) {

@@ -8,6 +8,7 @@
 
 #include "furlong/base/error.h"
 #include "furlong/base/file.h"
+#include "furlong/base/json_fault.h"
 
 namespace furlong {
 
@@ -73,8 +74,8 @@ TrainState TrainState::from_json(const Json& values, const std::string& where) {
     state.data = values.at("data");
     values.at("threads").get_to(state.threads);
     values.at("version").get_to(state.version);
-  } catch (const std::exception& error) {
-    throw FormatError(fmt::format("{}: not a training state: {}", where, error.what()));
+  } catch (const Json::exception& error) {
+    throw FormatError(fmt::format("{}: not a training state: {}", where, json_fault(error)));
   }
   return state;
 }
@@ -103,7 +104,7 @@ TrainState read_train_state(const fs::path& folder) {
     for (const auto& [name, entry] : content.at("files").items()) verify_file(folder / name, entry);
     return TrainState::from_json(content.at("state"), path.string());
   } catch (const Json::exception& error) {
-    throw FormatError(fmt::format("{}: not a training state: {}", path.string(), error.what()));
+    throw FormatError(fmt::format("{}: not a training state: {}", path.string(), json_fault(error)));
   }
 }
 

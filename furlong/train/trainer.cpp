@@ -11,6 +11,7 @@
 #include "furlong/checkpoint/named_tensors.h"
 #include "furlong/model/weights.h"
 #include "furlong/ops/moe/layer.h"
+#include "furlong/train/machine_limits.h"
 #include "furlong/train/run_data.h"
 
 namespace furlong {
@@ -39,6 +40,7 @@ Trainer::Trainer(TrainConfig config, TrainOptions options, Progress& progress)
       decoder_(config_.model),
       monitor_(config_.monitor) {
   if (!options_.resume) refuse_if_occupied();
+  check_machine(config_);
   state_.config = config_.resolved();
   state_.data = describe_data(config_);
   state_.threads = num_threads();
