@@ -49,7 +49,7 @@ void add_prepare(CLI::App& group) {
   command->add_option("--val-fraction", options->val_fraction,
                       "Hold out this share of the documents: writes OUT/train and OUT/val");
   command->add_option("--seed", options->seed, "Seed of the choice of held-out documents")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 62))
       ->capture_default_str();
   command->add_option("--shard-tokens", options->shard_tokens, "Most tokens in one shard")
       ->check(CLI::PositiveNumber)

@@ -74,7 +74,7 @@ void add_generate(CLI::App& app, int&) {
   command->add_option("--top-p", sampling.top_p, "draw among the most likely tokens of this mass")
       ->capture_default_str();
   command->add_option("--seed", sampling.seed, "the same seed gives the same text")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 62))
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "precision of weights and activations")
       ->check(CLI::IsMember({"fp32", "bf16"}))
