@@ -48,6 +48,11 @@ if(golden_sources)
   add_test(NAME golden_test COMMAND golden_test --dir "${CMAKE_SOURCE_DIR}/tests/golden")
 endif()
 
+# Acceptance programs that a script of tests/acceptance calls.
+add_executable(split_check tests/acceptance/split_check.cpp tests/acceptance/split_cases.cpp)
+target_link_libraries(split_check PRIVATE furlong_test_support CLI11::CLI11)
+target_precompile_headers(split_check REUSE_FROM furlong_ops)
+
 file(GLOB_RECURSE bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/*_bench.cpp")
 foreach(source IN LISTS bench_sources)
   get_filename_component(bench "${source}" NAME_WE)

@@ -4,93 +4,34 @@
 #include "furlong/model/decoder.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/cosine_similarity.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <array>
 
 #include "furlong/model/state.h"
 #include "furlong/model/test_model.h"
-#include "furlong/ops/cross_entropy/cross_entropy.h"
 #include "furlong/ops/moe/layer.h"
+#include "tests/support/split_run.h"
 #include "tests/support/tolerance.h"
 
 namespace furlong {
 namespace {
 
+using testing_support::feed;
+using testing_support::find_routing_flips;
+using testing_support::next_token_loss;
+using testing_support::Piece;
+using testing_support::RoutingFlip;
+using testing_support::run_split;
+using testing_support::run_whole;
+using testing_support::state_error;
+using testing_support::take_gradients;
+using testing_support::WholeRun;
+
 constexpr int64_t kTokens = 133;  // two chunks of 64 and a rest
-
-/// One forward over a fresh sequence without state: the form that training uses.
-struct WholeRun {
-  at::Tensor tokens_N, hidden_ND, logits_NV;
-  std::vector<at::Tensor> expert_ids;  // per layer
-};
-
-WholeRun run_whole(const Decoder& decoder, const at::Tensor& tokens_N) {
-  const at::NoGradGuard no_grad;
-  WholeRun run;
-  run.tokens_N = tokens_N;
-  ForwardRecord record;
-  ForwardOptions options;
-  options.record = &record;
-  run.hidden_ND = decoder.forward(tokens_N, SequenceLayout::from_lengths({tokens_N.size(0)}), nullptr, options);
-  run.logits_NV = decoder.logits(run.hidden_ND);
-  for (const LayerRecord& layer : record.layers) run.expert_ids.push_back(layer.expert_ids_NA);
-  return run;
-}
-
-/// A piece of a sequence: tokens [first, last) of `run`, in a slot.
-struct Piece {
-  const WholeRun* run;
-  int64_t slot, first, last;
-};
-
-/// Feeds pieces of several sequences in one forward, with the expert ids of their whole runs. Hidden states, packed.
-at::Tensor feed(const Decoder& decoder, DecoderState& state, const std::vector<Piece>& pieces) {
-  std::vector<at::Tensor> tokens;
-  std::vector<int64_t> slots, lengths;
-  std::vector<at::Tensor> forced(decoder.config().num_layers);
-  for (const Piece& piece : pieces) {
-    tokens.push_back(piece.run->tokens_N.slice(0, piece.first, piece.last));
-    slots.push_back(piece.slot);
-    lengths.push_back(piece.last - piece.first);
-  }
-  for (size_t layer = 0; layer < forced.size(); ++layer) {
-    if (!pieces[0].run->expert_ids[layer].defined()) continue;
-    std::vector<at::Tensor> ids;
-    for (const Piece& piece : pieces) ids.push_back(piece.run->expert_ids[layer].slice(0, piece.first, piece.last));
-    forced[layer] = at::cat(ids);
-  }
-  ForwardOptions options;
-  options.forced_expert_ids = &forced;
-  return decoder.forward(at::cat(tokens), state.layout(slots, lengths), &state, options);
-}
-
-/// Logits of a sequence fed in pieces of `chunk` tokens, and its state at the end.
-std::pair<at::Tensor, SequenceState> run_split(const Decoder& decoder, const WholeRun& run, int64_t chunk) {
-  const at::NoGradGuard no_grad;
-  DecoderState state(decoder, 2);
-  std::vector<at::Tensor> hidden;
-  const int64_t total = run.tokens_N.size(0);
-  for (int64_t first = 0; first < total; first += chunk) {
-    hidden.push_back(feed(decoder, state, {{&run, 1, first, std::min(first + chunk, total)}}));
-  }
-  return {decoder.logits(at::cat(hidden)), state.snapshot(1)};
-}
-
-void expect_same_state(const SequenceState& got, const SequenceState& expected) {
-  EXPECT_EQ(got.position, expected.position);
-  EXPECT_EQ(got.token_hash, expected.token_hash);
-  ASSERT_EQ(got.tensors.size(), expected.tensors.size());
-  for (size_t i = 0; i < got.tensors.size(); ++i) {
-    EXPECT_LE(relative_error(got.tensors[i], expected.tensors[i]), tolerance::kStateSplit) << "tensor " << i;
-  }
-}
 
 struct Variant {
   std::string name;
@@ -125,7 +66,7 @@ TEST_P(DecoderVariant, SplitEqualsWhole) {
     SCOPED_TRACE(chunk);
     const auto [logits, state] = run_split(*decoder_, whole, chunk);
     EXPECT_LE(relative_error(logits, whole.logits_NV), tolerance::kLogitsSplit);
-    expect_same_state(state, reference_state);
+    EXPECT_LE(state_error(state, reference_state), tolerance::kStateSplit);
   }
 }
 
@@ -154,29 +95,6 @@ INSTANTIATE_TEST_SUITE_P(Architectures, DecoderVariant, ::testing::ValuesIn(kVar
 
 class DecoderTest : public ::testing::Test {
  protected:
-  /// Sum of the next-token losses of documents, one forward for each list of lengths in turn.
-  at::Tensor loss_of(const at::Tensor& tokens_N, const std::vector<int64_t>& lengths) const {
-    const at::Tensor hidden_ND = decoder_->forward(tokens_N, SequenceLayout::from_lengths(lengths), nullptr, {});
-    at::Tensor targets_N = at::zeros_like(tokens_N), weight_N = at::zeros({tokens_N.size(0)});
-    int64_t start = 0;
-    for (const int64_t length : lengths) {
-      if (length > 1) {
-        targets_N.slice(0, start, start + length - 1).copy_(tokens_N.slice(0, start + 1, start + length));
-        weight_N.slice(0, start, start + length - 1).fill_(1.0);
-      }
-      start += length;
-    }
-    return std::get<0>(linear_cross_entropy(hidden_ND, decoder_->head_weight(), targets_N, weight_N));
-  }
-  std::vector<at::Tensor> take_grads() const {
-    std::vector<at::Tensor> grads;
-    for (const Param& param : decoder_->params()) {
-      grads.push_back(param.tensor->grad());
-      param.tensor->mutable_grad() = at::Tensor();
-    }
-    return grads;
-  }
-
   std::unique_ptr<Decoder> decoder_ = tiny_decoder();
 };
 
@@ -204,47 +122,34 @@ TEST_F(DecoderTest, PackedBetweenOthersEqualsAlone) {
       start += length;
     }
   }
-  expect_same_state(state.snapshot(0), run_split(*decoder_, b, 97).second);
+  EXPECT_LE(state_error(state.snapshot(0), run_split(*decoder_, b, 97).state), tolerance::kStateSplit);
 }
 
 TEST_F(DecoderTest, UnforcedRoutingFlipsOnlyAtTinyMargins) {
   const at::NoGradGuard no_grad;
   const at::Tensor tokens_N = random_tokens(kTokens, 256, 5);
   const WholeRun whole = run_whole(*decoder_, tokens_N);
-  DecoderState state(*decoder_, 1);
-  for (int64_t n = 0; n < kTokens; ++n) {
-    ForwardRecord record;
-    ForwardOptions options;
-    options.record = &record;
-    decoder_->forward(tokens_N.slice(0, n, n + 1), state.layout({0}, {1}), &state, options);
-    for (size_t layer = 0; layer < record.layers.size(); ++layer) {
-      if (!whole.expert_ids[layer].defined()) continue;
-      const auto got = std::get<0>(record.layers[layer].expert_ids_NA.sort(1));
-      const auto expected = std::get<0>(whole.expert_ids[layer].slice(0, n, n + 1).sort(1));
-      if (at::equal(got, expected)) continue;
-      const double margin = record.layers[layer].margin_N.item<float>();
-      EXPECT_LT(margin, 1e-4) << "token " << n << " layer " << layer;
-      RecordProperty("flip_token_" + std::to_string(n), std::to_string(margin));
-    }
+  for (const RoutingFlip& flip : find_routing_flips(*decoder_, whole, 1)) {
+    EXPECT_LT(flip.margin, 1e-4) << "token " << flip.token << " layer " << flip.layer;
   }
 }
 
 TEST_F(DecoderTest, PackedLossAndGradientsEqualThoseOfSeparateDocuments) {
   const std::vector<int64_t> lengths = {1, 40, 17, 66, 3};
   const at::Tensor tokens_N = random_tokens(127, 256, 8);
-  const at::Tensor packed = loss_of(tokens_N, lengths);
+  const at::Tensor packed = next_token_loss(*decoder_, tokens_N, lengths);
   packed.backward();
-  const std::vector<at::Tensor> packed_grads = take_grads();
+  const std::vector<at::Tensor> packed_grads = take_gradients(*decoder_);
   double separate = 0.0;
   int64_t start = 0;
   for (const int64_t length : lengths) {
-    const at::Tensor loss = loss_of(tokens_N.slice(0, start, start + length), {length});
+    const at::Tensor loss = next_token_loss(*decoder_, tokens_N.slice(0, start, start + length), {length});
     loss.backward();
     separate += loss.item<double>();
     start += length;
   }
   EXPECT_NEAR(packed.item<double>() / separate, 1.0, tolerance::kFp32Chain);
-  const std::vector<at::Tensor> separate_grads = take_grads();
+  const std::vector<at::Tensor> separate_grads = take_gradients(*decoder_);
   for (size_t i = 0; i < packed_grads.size(); ++i) {
     if (!separate_grads[i].defined()) continue;
     EXPECT_LE(relative_error(packed_grads[i], separate_grads[i]), tolerance::kFp32Model)
@@ -319,7 +224,7 @@ TEST_F(DecoderTest, Bf16ForwardIsCloseToFp32) {
 
 TEST_F(DecoderTest, Fp32MastersUnderBf16ComputeGetFp32Gradients) {
   decoder_->set_compute_dtype(at::kBFloat16);
-  loss_of(random_tokens(40, 256, 2), {40}).backward();
+  next_token_loss(*decoder_, random_tokens(40, 256, 2), {40}).backward();
   for (const Param& param : decoder_->params()) {
     if (!param.tensor->grad().defined()) continue;
     EXPECT_EQ(param.tensor->grad().scalar_type(), at::kFloat) << param.spec.name;
