@@ -77,7 +77,7 @@ point_2() {
 point_3() {
   local run
   run=$(trained_run)
-  if "$bin/split_check" --checkpoint "$run" --data out/demo/data/heldout >"$work/split.log" 2>&1; then
+  if "$bin/split_check" --checkpoint "$run" --data out/demo/data/heldout --tokens 200 >"$work/split.log" 2>&1; then
     line 3 PASS "$(tail -n 1 "$work/split.log")"
   else
     line 3 FAIL "$(tail -n 1 "$work/split.log"), see $work/split.log"
