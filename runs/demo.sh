@@ -16,16 +16,8 @@ step() { printf '\n== %s\n' "$*"; }
 step "set-up and build"
 bash runs/build.sh cpu furlong
 
-step "corpus: the King James text, four books held out whole"
-bash runs/prepare_kjv.sh "$out/text"
-
-step "tokenizer of 2,048 entries, token shards"
-if [ ! -e "$out/data/heldout/meta.json" ]; then
-  rm -rf "$out/tokenizer" "$out/data"
-  $furlong tokenizer train "$out/text/train" --vocab 2048 --out "$out/tokenizer"
-  $furlong data prepare "$out/text/train" --tokenizer "$out/tokenizer" --out "$out/data/train"
-  $furlong data prepare "$out/text/heldout" --tokenizer "$out/tokenizer" --out "$out/data/heldout"
-fi
+step "the King James text, four books held out whole; tokenizer of 2,048 entries; token shards"
+bash runs/demo_data.sh
 
 step "training (configs/demo.toml)"
 rm -rf "$run"

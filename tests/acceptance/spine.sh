@@ -23,22 +23,12 @@ line() { # line NUMBER STATUS TEXT
 trained_run() {
   if [ -e out/demo/run/checkpoints/latest ]; then echo out/demo/run; return; fi
   if [ ! -e "$work/nano/checkpoints/latest" ]; then
-    prepared_data >/dev/null
+    bash runs/demo_data.sh >/dev/null
     rm -rf "$work/nano"
     "$bin/furlong" train configs/demo.toml --out "$work/nano" --set compute=fp32 --set stages.0.tokens=250000 \
       --set stages.1.tokens=20000 --set stages.2.tokens=20000 >"$work/nano.log" 2>&1
   fi
   echo "$work/nano"
-}
-
-# Corpus and shards of the demo, without training.
-prepared_data() {
-  [ -e out/demo/data/heldout/meta.json ] && return
-  bash runs/prepare_kjv.sh out/demo/text
-  "$bin/furlong" tokenizer train out/demo/text/train --vocab 2048 --out out/demo/tokenizer
-  for part in train heldout; do
-    "$bin/furlong" data prepare "out/demo/text/$part" --tokenizer out/demo/tokenizer --out "out/demo/data/$part"
-  done
 }
 
 point_1() { # a fresh clone: demo, second start, tests
@@ -85,7 +75,7 @@ point_3() {
 }
 
 point_4() {
-  prepared_data >/dev/null
+  bash runs/demo_data.sh >/dev/null
   if bash tests/integration/kill_resume.sh >"$work/kill_resume.log" 2>&1; then
     line 4 PASS "$(tail -n 1 "$work/kill_resume.log")"
   else
@@ -118,7 +108,7 @@ point_7() {
 }
 
 point_8() {
-  prepared_data >/dev/null
+  bash runs/demo_data.sh >/dev/null
   if ! bash tests/integration/bad_input.sh >"$work/bad_input.log" 2>&1; then
     line 8 FAIL "$(tail -n 1 "$work/bad_input.log"), see $work/bad_input.log"
   elif bash runs/build.sh asan >"$work/asan.log" 2>&1 && ASAN_OPTIONS=detect_leaks=0 ctest --preset asan >>"$work/asan.log" 2>&1; then
