@@ -1,7 +1,7 @@
 // What the row kernels share, on top of Google Highway: loads and stores of fp32 and bf16 as fp32 vectors, and the
 // transcendental functions of the activations. Included once per target, after "hwy/foreach_target.h":
 //
-//   #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+//   #include "furlong/ops/common/simd_targets.h"
 //   #undef HWY_TARGET_INCLUDE
 //   #define HWY_TARGET_INCLUDE "furlong/ops/norm/cpu.cpp"
 //   #include "hwy/foreach_target.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "furlong/ops/common/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "furlong/ops/cross_entropy/rows.cpp"
 #include <hwy/foreach_target.h>

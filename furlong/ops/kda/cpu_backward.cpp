@@ -11,7 +11,7 @@
 // P and -A are products left right^T of decayed inputs; every decayed input x exp(s G) gives its d_x exp(s G) to x and
 // s x exp(s G) d_x to G.
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "furlong/ops/common/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "furlong/ops/kda/cpu_backward.cpp"
 #include "hwy/foreach_target.h"

@@ -5,7 +5,7 @@
 //   out     = (scale q exp(G)) S + P written
 //   S       = diag(exp(G_end)) S + (k exp(G_end - G))^T written
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "furlong/ops/common/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "furlong/ops/kda/cpu_forward.cpp"
 #include "hwy/foreach_target.h"

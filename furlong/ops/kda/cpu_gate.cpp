@@ -9,7 +9,7 @@
 
 #include "furlong/ops/kda/cpu_gate.h"
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "furlong/ops/common/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "furlong/ops/kda/cpu_gate.cpp"
 #include "hwy/foreach_target.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include "furlong/ops/common/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "furlong/ops/norm/rows.cpp"
 #include <hwy/foreach_target.h>
