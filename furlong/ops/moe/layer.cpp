@@ -1,10 +1,10 @@
 #include "furlong/ops/moe/layer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/constant_pad_nd.h>
 
 #include "furlong/base/shape.h"
+#include "furlong/ops/common/index_counts.h"
 #include "furlong/ops/common/linear.h"
 #include "furlong/ops/moe/experts/experts.h"
 #include "furlong/ops/norm/norm.h"
@@ -88,7 +88,7 @@ RouteOutput MoeLayer::route_tokens(const at::Tensor& x_TD, const SequenceLayout&
   if (context.record != nullptr) {
     context.record->expert_ids_NA = route.ids_NA;
     context.record->margin_N = route.margin_N;
-    context.record->load_E = at::bincount(route.ids_NA.reshape(-1), {}, config_.num_experts);
+    context.record->load_E = index_counts(route.ids_NA, config_.num_experts);
   }
   return route;
 }

@@ -3,11 +3,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/argsort.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
 #include <torch/library.h>
 
+#include "furlong/ops/common/index_counts.h"
 #include "furlong/ops/common/kernel.h"
 #include "furlong/ops/moe/experts/experts_op.h"
 
@@ -24,7 +24,7 @@ at::Tensor reference(const at::Tensor& z_NL, const at::Tensor& ids_NA, const at:
   const at::Tensor pair_expert = ids_NA.reshape(-1);
   const at::Tensor order_P = at::argsort(pair_expert, /*stable=*/true);
   const at::Tensor z_PL = z_NL.index_select(0, order_P.div(num_chosen, "floor"));
-  const at::Tensor counts = at::bincount(pair_expert, {}, num_experts).cpu();
+  const at::Tensor counts = index_counts(pair_expert, num_experts).cpu();
   std::vector<at::Tensor> results;
   int64_t start = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
