@@ -87,8 +87,12 @@ constexpr int64_t saved_rows_bound(int64_t tokens, int64_t sequences, int64_t ev
   return tokens / (every * kChunk) + sequences + 1;
 }
 
-/// How many segments a sequence of `tokens` tokens is cut into; depends on nothing but its length and the heads.
-int64_t split_segments(int64_t tokens, int64_t heads);
+/// How many segments a sequence of `tokens` tokens is cut into, so that few heads still use the whole machine. Depends
+/// on nothing but its length and the heads: batch neighbours do not change a result's bits.
+constexpr int64_t split_segments(int64_t tokens, int64_t heads) {
+  if (tokens < 4096 || heads >= 44) return 1;
+  return heads >= 32 ? 3 : heads >= 16 ? 4 : heads >= 8 ? 9 : 16;
+}
 
 /// True if the tensor-core kernel takes these inputs (bf16, K = 128, V a multiple of 128, aligned); otherwise
 /// launch_forward runs the token-by-token kernel (any size up to 256, fp32 arithmetic).

@@ -1,0 +1,80 @@
+#pragma once
+
+// Shared memory and division of labour of the fused forward kernel.
+//
+// A block of 384 threads walks the chunks of one (sequence, segment, head, 128 value columns):
+//   warps 0-3    recurrence: the state, 128 x 32 columns a warp, stays in registers in fp32
+//   warps 4-7    prepare the even chunks   } what does not depend on the state,
+//   warps 8-11   prepare the odd chunks    } two or three chunks ahead
+// Chunks pass through a ring of stages. Named barriers: full[s] (a preparing group arrives, the recurrence waits) and
+// empty[s] (the other way round).
+
+#include "furlong/ops/kda/cuda_args.h"
+#include "furlong/ops/kda/cuda_primitives.cuh"
+
+namespace furlong::kda::cuda {
+
+inline constexpr int kHead = 128;                   // key size, and value columns of a block
+inline constexpr int kGroup = 128;                  // threads of the recurrence and of each preparing group
+inline constexpr int kThreads = 3 * kGroup;         //
+inline constexpr int kRowBytes = kHead * 2;         // a bf16 row
+inline constexpr int kTile = kChunk * kRowBytes;    // a bf16 operand of a chunk: 8 KB
+inline constexpr int kSquareRow = kChunk * 2 + 16;  // row of a 32 x 32 bf16 matrix, padded against bank conflicts
+inline constexpr int kSquare = kChunk * kSquareRow;
+inline constexpr int kScoreRow = kChunk + 4;  // floats; rows stay 16-byte aligned
+
+/// What a stage of the ring holds, as byte offsets.
+struct Stage {
+  static constexpr int kQuery = 0;                         // q e^G, scaled
+  static constexpr int kKey = kQuery + kTile;              // -k e^G
+  static constexpr int kWrite = kKey + kTile;              // k e^{G_end - G}
+  static constexpr int kValue = kWrite + kTile;            // v, later the output
+  static constexpr int kInverse = kValue + kTile;          // (I + A)^-1 diag(beta)
+  static constexpr int kProbability = kInverse + kSquare;  // P
+  static constexpr int kDecay = kProbability + kSquare;    // e^{G_end}, fp32
+  static constexpr int kBeta = kDecay + kHead * 4;
+  static constexpr int kBytes = kBeta + kChunk * 4;
+};
+
+/// What belongs to a preparing group alone.
+struct Scratch {
+  static constexpr int kScores = 0;                                // A, fp32
+  static constexpr int kNorms = kScores + kChunk * kScoreRow * 4;  // 32 factors of q, 32 of k
+  static constexpr int kTotals = kNorms + 2 * kChunk * 4;          // sums of the gates of rows 0-15 and 16-31
+  static constexpr int kBytes = kTotals + 2 * kHead * 4;
+};
+
+/// `kAnyGate`: fp32 gate inputs and unbounded gates; otherwise a bf16 input of the bounded gate.
+template <bool kAnyGate>
+struct Layout {
+  static constexpr int kStages = kAnyGate ? 2 : 3;
+  static constexpr int kGateRow = kAnyGate ? kHead * 4 : kRowBytes;
+  // One of two input buffers of a group: q, k, gate; overwritten in place by the operands of the scores.
+  static constexpr int kInputQuery = 0;
+  static constexpr int kInputKey = kTile;
+  static constexpr int kInputGate = 2 * kTile;
+  static constexpr int kInputBytes = 2 * kTile + kChunk * kGateRow;
+  static constexpr int kStageBase = 0;
+  static constexpr int kInputBase = kStages * Stage::kBytes;
+  static constexpr int kScratchBase = kInputBase + 4 * kInputBytes;
+  static constexpr int kBytes = kScratchBase + 2 * Scratch::kBytes;
+};
+static_assert(Stage::kBytes % 128 == 0 && Layout<false>::kBytes <= 227 * 1024 && Layout<true>::kBytes <= 227 * 1024);
+
+enum Barrier : int { kGroupBarrier = 1, kFullBarrier = 3, kEmptyBarrier = 6 };
+
+/// The chunks that a block walks.
+struct Walk {
+  int64_t first_token;  // packed row of the first token
+  int tokens;
+  int chunks;
+  int sequence, head, slice, segment, segments;
+};
+
+/// Segment `segment` of `segments` of a sequence, in chunks.
+__host__ __device__ inline int segment_chunks(int64_t tokens, int segments) {
+  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
+  return static_cast<int>((chunks + segments - 1) / segments);
+}
+
+}  // namespace furlong::kda::cuda
