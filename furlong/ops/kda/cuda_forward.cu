@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   const int rank = walk.segments > 1 ? split_rank(args, walk.sequence) : 0;
   const int group = threadIdx.x / kGroup, thread = threadIdx.x % kGroup;
   if (group == 0) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRecurrenceRegisters));
     run_recurrence<kMap, Layout<kAnyGate>::kStages>(args, walk, rank, matrix, shared, thread);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 128;\n");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kPrepareRegisters));
     Preparer<kAnyGate, kMap> preparer(args.call.in, walk, shared, group - 1, thread);
     preparer.run(matrix);
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr double kFp32 = 1e-5;
 // bf16: operands are rounded once (relative 2^-9 = 0.002 at most, 0.0011 on average); several independent roundings add
 // up in a product of 128 terms. Repeated keys and beta near 1 multiply the error of A by the condition of I + A.
-constexpr double kBf16 = 5e-3;
+constexpr double kBf16 = 7e-3;
 constexpr double kBf16Repeated = 1.5e-2;
 
 int failures = 0;
@@ -209,12 +209,12 @@ void carried(bool small) {
     std::vector<uint16_t> out = whole_out;
     const DeviceCase first(c, data, scale_of(c)), second(c, data, scale_of(c));
     ForwardArgs args = first.args;
-    const Buffer head = Buffer::of(std::vector<int64_t>{0, cut}), tail = Buffer::of(std::vector<int64_t>{cut, 200});
-    const Buffer tail_small = Buffer::of(std::vector<int64_t>{cut, c.lengths[0]});
+    const Buffer head = Buffer::of(std::vector<int64_t>{0, cut});
+    const Buffer tail = Buffer::of(std::vector<int64_t>{cut, c.lengths[0]});
     args.in.offsets = head.data<int64_t>();
     check(static_cast<cudaError_t>(launch_forward(args)), "first part");
     args = second.args;
-    args.in.offsets = tail_small.data<int64_t>();
+    args.in.offsets = tail.data<int64_t>();
     args.initial_state_SHKV = first.final_state.data<float>();
     check(static_cast<cudaError_t>(launch_forward(args)), "second part");
     check(cudaDeviceSynchronize(), "carried");

@@ -2,10 +2,9 @@
 
 // Shared memory and division of labour of the fused forward kernel.
 //
-// A block of 384 threads walks the chunks of one (sequence, segment, head, 128 value columns):
-//   warps 0-3    recurrence: the state, 128 x 32 columns a warp, stays in registers in fp32
-//   warps 4-7    prepare the even chunks   } what does not depend on the state,
-//   warps 8-11   prepare the odd chunks    } two or three chunks ahead
+// A block walks the chunks of one (sequence, segment, head, 128 value columns):
+//   warps 0-3         recurrence: the state, 128 x 32 columns a warp, stays in registers in fp32
+//   then groups of 4  group i prepares chunks i, i + kGroups, ...: what does not depend on the state
 // Chunks pass through a ring of stages. Named barriers: full[s] (a preparing group arrives, the recurrence waits) and
 // empty[s] (the other way round).
 
@@ -14,14 +13,19 @@
 
 namespace furlong::kda::cuda {
 
-inline constexpr int kHead = 128;                   // key size, and value columns of a block
-inline constexpr int kGroup = 128;                  // threads of the recurrence and of each preparing group
-inline constexpr int kThreads = 3 * kGroup;         //
+inline constexpr int kHead = 128;   // key size, and value columns of a block
+inline constexpr int kGroup = 128;  // threads of the recurrence and of each preparing group
+inline constexpr int kGroups = 2;   // preparing groups
+inline constexpr int kThreads = (1 + kGroups) * kGroup;
+inline constexpr int kRecurrenceRegisters = 240;
+inline constexpr int kPrepareRegisters = 128;
 inline constexpr int kRowBytes = kHead * 2;         // a bf16 row
 inline constexpr int kTile = kChunk * kRowBytes;    // a bf16 operand of a chunk: 8 KB
 inline constexpr int kSquareRow = kChunk * 2 + 16;  // row of a 32 x 32 bf16 matrix, padded against bank conflicts
 inline constexpr int kSquare = kChunk * kSquareRow;
 inline constexpr int kScoreRow = kChunk + 4;  // floats; rows stay 16-byte aligned
+
+inline constexpr int kCornerRow = 20;  // floats; rows of a 16 x 16 block
 
 /// What a stage of the ring holds, as byte offsets.
 struct Stage {
@@ -39,9 +43,10 @@ struct Stage {
 /// What belongs to a preparing group alone.
 struct Scratch {
   static constexpr int kScores = 0;                                // A, fp32
-  static constexpr int kNorms = kScores + kChunk * kScoreRow * 4;  // 32 factors of q, 32 of k
+  static constexpr int kNorms = kScores + kChunk * kScoreRow * 4;  // factors of q and k of each row
   static constexpr int kTotals = kNorms + 2 * kChunk * 4;          // sums of the gates of rows 0-15 and 16-31
-  static constexpr int kBytes = kTotals + 2 * kHead * 4;
+  static constexpr int kCorners = kTotals + 2 * kHead * 4;         // inverses of the diagonal blocks, fp32
+  static constexpr int kBytes = kCorners + 2 * 16 * kCornerRow * 4;
 };
 
 /// `kAnyGate`: fp32 gate inputs and unbounded gates; otherwise a bf16 input of the bounded gate.
@@ -56,12 +61,12 @@ struct Layout {
   static constexpr int kInputBytes = 2 * kTile + kChunk * kGateRow;
   static constexpr int kStageBase = 0;
   static constexpr int kInputBase = kStages * Stage::kBytes;
-  static constexpr int kScratchBase = kInputBase + 4 * kInputBytes;
-  static constexpr int kBytes = kScratchBase + 2 * Scratch::kBytes;
+  static constexpr int kScratchBase = kInputBase + 2 * kGroups * kInputBytes;
+  static constexpr int kBytes = kScratchBase + kGroups * Scratch::kBytes;
 };
-static_assert(Stage::kBytes % 128 == 0 && Layout<false>::kBytes <= 227 * 1024 && Layout<true>::kBytes <= 227 * 1024);
+static_assert(Stage::kBytes % 128 == 0 && Layout<false>::kBytes <= 226 * 1024 && Layout<true>::kBytes <= 226 * 1024);
 
-enum Barrier : int { kGroupBarrier = 1, kFullBarrier = 3, kEmptyBarrier = 6 };
+enum Barrier : int { kGroupBarrier = 1, kFullBarrier = kGroupBarrier + kGroups, kEmptyBarrier = kFullBarrier + 3 };
 
 /// The chunks that a block walks.
 struct Walk {

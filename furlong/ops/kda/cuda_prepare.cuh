@@ -29,15 +29,16 @@ __device__ __forceinline__ GateChannel gate_channel(const Inputs& in, int head, 
   return {slope, slope * bias};
 }
 
-/// decay_log / ln 2 of one input.
+/// sum + decay_log / ln 2 of one input.
 template <bool kAnyGate>
-__device__ __forceinline__ float gate_log2(GateForm form, float lower_bound_log2, GateChannel channel, float z) {
+__device__ __forceinline__ float add_gate(GateForm form, float lower_bound_log2, GateChannel channel, float z,
+                                          float sum) {
   if (!kAnyGate || form == GateForm::kBounded) {
-    return lower_bound_log2 * reciprocal_approx(1.0f + exp2_approx(fmaf(z, channel.slope, channel.offset)));
+    return fmaf(lower_bound_log2, reciprocal_approx(1.0f + exp2_approx(fmaf(z, channel.slope, channel.offset))), sum);
   }
-  if (form == GateForm::kGiven) return fmaxf(z * kLog2E, kLowestLog2);
+  if (form == GateForm::kGiven) return sum + fmaxf(z * kLog2E, kLowestLog2);
   const float x = z + channel.offset;
-  return fmaxf(channel.slope * (x > 20.0f ? x : log1pf(expf(x))), kLowestLog2);
+  return sum + fmaxf(channel.slope * (x > 20.0f ? x : log1pf(expf(x))), kLowestLog2);
 }
 
 __device__ __forceinline__ float load_element(const void* data, int64_t index, Element type) {
@@ -45,19 +46,30 @@ __device__ __forceinline__ float load_element(const void* data, int64_t index, E
                                  : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
 }
 
-/// Asynchronous copy of rows of `kBytes` bytes into a swizzled tile; rows from `valid_rows` on become zero.
+/// Copies the rows of a chunk, of `kBytes` bytes each, into a swizzled tile; one thread's share of every chunk.
 template <int kBytes>
-__device__ __forceinline__ void copy_rows(char* tile, const char* source, int64_t stride_bytes, int valid_rows,
-                                          int thread) {
-  constexpr int kPieces = kBytes / 16;
-  const uint32_t base = shared_address(tile);
+struct RowCopy {
+  static constexpr int kPieces = kBytes / 16, kStep = kGroup / kPieces;  // rows between two pieces of a thread
+  const char* from;                                                      // this thread's piece of the next chunk
+  int64_t step;                                                          // bytes
+
+  RowCopy() = default;
+  __device__ RowCopy(const char* first_row, int64_t row_bytes, int thread)
+      : from(first_row + thread / kPieces * row_bytes + thread % kPieces * 16), step(kStep * row_bytes) {}
+
+  /// Starts the copy of `rows` rows; the others become zero.
+  __device__ __forceinline__ void start(uint32_t tile, int rows, int thread) const {
+    const int row = thread / kPieces;
+    const char* at = from;
 #pragma unroll
-  for (int i = 0; i < kChunk * kPieces / kGroup; ++i) {
-    const int item = i * kGroup + thread, row = item / kPieces, piece = item % kPieces;
-    const bool valid = row < valid_rows;
-    copy_async_16(base + swizzled<kBytes>(row, piece), source + (valid ? row : 0) * stride_bytes + piece * 16, valid);
+    for (int i = 0; i < kChunk / kStep; ++i) {
+      copy_async_16(tile + swizzled<kBytes>(row + i * kStep, thread % kPieces), at, row + i * kStep < rows);
+      at += step;
+    }
   }
-}
+  /// On to the chunk `chunks` further.
+  __device__ __forceinline__ void advance(int chunks) { from += step * (chunks * (kChunk / kStep)); }
+};
 
 template <bool kAnyGate, bool kMap>
 struct Preparer {
@@ -68,6 +80,8 @@ struct Preparer {
   int group, thread, warp, lane, block, column;  // this thread's 16 rows and first of two channels
   float lower_bound_log2;
   GateChannel gate0, gate1;
+  RowCopy<kRowBytes> q_copy, k_copy, gate_copy, v_copy;
+  RowCopy<kHead * 4> wide_gate_copy;
   float gx[16], gy[16];  // sums of gates within the 16 rows
 
   __device__ Preparer(const Inputs& inputs, const Walk& w, char* memory, int group_index, int thread_index)
@@ -79,6 +93,15 @@ struct Preparer {
     lower_bound_log2 = in.lower_bound * kLog2E;
     gate0 = gate_channel(in, walk.head, column);
     gate1 = gate_channel(in, walk.head, column + 1);
+    if (!kMap) q_copy = {row_pointer(in.q_NHK, group), in.q_NHK.token_stride * 2, thread};
+    k_copy = {row_pointer(in.k_NHK, group), in.k_NHK.token_stride * 2, thread};
+    // The slice of a map's matrix part lies past the columns of v, which are not read then.
+    v_copy = {row_pointer(in.v_NHV, group) + walk.slice * kRowBytes, in.v_NHV.token_stride * 2, thread};
+    if (wide_gate()) {
+      wide_gate_copy = {row_pointer(in.gate_NHK, group), in.gate_NHK.token_stride * 4, thread};
+    } else {
+      gate_copy = {row_pointer(in.gate_NHK, group), in.gate_NHK.token_stride * 2, thread};
+    }
   }
 
   __device__ char* input(int local) const {
@@ -95,30 +118,31 @@ struct Preparer {
                size;
   }
 
-  __device__ void load_inputs(int chunk, int local) const {
+  __device__ bool wide_gate() const { return kAnyGate && in.gate_NHK.type == Element::kFloat; }
+
+  /// Starts the copy of q, k, gate of the group's next chunk, `chunk`.
+  __device__ void load_inputs(int chunk, int local) {
     if (chunk < walk.chunks) {
-      char* to = input(local);
+      const uint32_t to = shared_address(input(local));
       const int rows = rows_left(chunk);
-      if (!kMap) {
-        copy_rows<kRowBytes>(to + Shape::kInputQuery, row_pointer(in.q_NHK, chunk), in.q_NHK.token_stride * 2, rows,
-                             thread);
-      }
-      copy_rows<kRowBytes>(to + Shape::kInputKey, row_pointer(in.k_NHK, chunk), in.k_NHK.token_stride * 2, rows,
-                           thread);
-      const char* gate = row_pointer(in.gate_NHK, chunk);
-      if (kAnyGate && in.gate_NHK.type == Element::kFloat) {
-        copy_rows<kHead * 4>(to + Shape::kInputGate, gate, in.gate_NHK.token_stride * 4, rows, thread);
+      if (!kMap) q_copy.start(to + Shape::kInputQuery, rows, thread);
+      k_copy.start(to + Shape::kInputKey, rows, thread);
+      if (wide_gate()) {
+        wide_gate_copy.start(to + Shape::kInputGate, rows, thread);
+        wide_gate_copy.advance(kGroups);
       } else {
-        copy_rows<kRowBytes>(to + Shape::kInputGate, gate, in.gate_NHK.token_stride * 2, rows, thread);
+        gate_copy.start(to + Shape::kInputGate, rows, thread);
+        gate_copy.advance(kGroups);
       }
+      q_copy.advance(kGroups);
+      k_copy.advance(kGroups);
     }
     copy_async_commit();
   }
 
-  __device__ void load_values(int chunk, char* stage, bool zero) const {
-    const char* source = row_pointer(in.v_NHV, chunk) + walk.slice * kRowBytes;
-    copy_rows<kRowBytes>(stage + Stage::kValue, zero ? row_pointer(in.v_NHV, chunk) : source, in.v_NHV.token_stride * 2,
-                         zero ? 0 : rows_left(chunk), thread);
+  __device__ void load_values(int chunk, char* stage, bool zero) {
+    v_copy.start(shared_address(stage + Stage::kValue), zero ? 0 : rows_left(chunk), thread);
+    v_copy.advance(kGroups);
     copy_async_commit();
   }
 
@@ -127,63 +151,76 @@ struct Preparer {
     const int64_t row = walk.first_token + static_cast<int64_t>(chunk) * kChunk + thread;
     const float beta = load_element(in.beta_NH.data, row * in.beta_NH.token_stride + walk.head * in.beta_NH.head_stride,
                                     in.beta_NH.type);
-    return in.beta_is_logit ? 1.0f / (1.0f + expf(-beta)) : beta;
+    return in.beta_is_logit ? reciprocal_approx(1.0f + exp2_approx(-kLog2E * beta)) : beta;
   }
 
-  /// Factors of the rows of q (with `scale`) and k.
+  /// Factors of the rows of q (with `scale`) and k. Four threads a row.
   __device__ void norms(const char* from) const {
-    float* factors = reinterpret_cast<float*>(scratch() + Scratch::kNorms);
-#pragma unroll
-    for (int i = kMap ? 4 : 0; i < 8; ++i) {
-      const int vector = i * 8 + warp * 2 + (lane >> 4);
-      const bool is_key = i >= 4;
-      float sum = 0.0f;
+    const int row = thread >> 2;
+    float factor = 1.0f;
+#pragma unroll 1
+    for (int tensor = kMap ? 1 : 0; tensor < 2; ++tensor) {  // q, k
       if (in.l2_norm) {
-        const char* tile = from + (is_key ? Shape::kInputKey : Shape::kInputQuery);
-        const uint4 words = *reinterpret_cast<const uint4*>(tile + swizzled<kRowBytes>(vector & 31, lane & 15));
-        for (const uint32_t pair : {words.x, words.y, words.z, words.w}) {
-          const float2 x = unpack_bf16(pair);
-          sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
-        }
+        const char* tile = from + (tensor == 0 ? Shape::kInputQuery : Shape::kInputKey);
+        float sum = 0.0f;
 #pragma unroll
-        for (int distance = 8; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        sum = rsqrtf(sum + in.l2_eps);
-      } else {
-        sum = 1.0f;
+        for (int i = 0; i < 4; ++i) {
+          const int piece = (thread & 3) + 4 * ((i + row) & 3);  // neighbouring rows in different banks
+          const uint4 words = *reinterpret_cast<const uint4*>(tile + swizzled<kRowBytes>(row, piece));
+          for (const uint32_t pair : {words.x, words.y, words.z, words.w}) {
+            const float2 x = unpack_bf16(pair);
+            sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+          }
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        factor = rsqrtf(sum + in.l2_eps);
       }
-      if ((lane & 15) == 0) factors[vector] = is_key ? sum : sum * in.scale;
+      if ((thread & 3) == 0) {
+        reinterpret_cast<float*>(scratch() + Scratch::kNorms)[row * 2 + tensor] =
+            tensor == 0 ? factor * in.scale : factor;
+      }
     }
   }
 
   /// Sums of gates within this thread's 16 rows; the last one goes to `Scratch::kTotals`.
   __device__ void gates(const char* from, int rows) {
-    const bool wide = kAnyGate && in.gate_NHK.type == Element::kFloat;
+    const bool wide = wide_gate();
     const char* tile = from + Shape::kInputGate;
     float sum_x = 0.0f, sum_y = 0.0f;
+    // Two rounds of eight rows: unrolled fully, the loops of this file overflow the instruction cache.
+#pragma unroll 1
+    for (int first = block * 16; first < block * 16 + 16; first += 8) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = block * 16 + i;
-      float2 z;
-      if (wide) {
-        z = *reinterpret_cast<const float2*>(tile + swizzled<kHead * 4>(row, column >> 2) + (column & 3) * 4);
-      } else {
-        z = unpack_bf16(
-            *reinterpret_cast<const uint32_t*>(tile + swizzled<kRowBytes>(row, column >> 3) + (column & 7) * 2));
+      for (int i = 0; i < 8; ++i) {
+        const int row = first + i;
+        float2 z;
+        if (wide) {
+          z = *reinterpret_cast<const float2*>(tile + first * kHead * 4 + swizzled<kHead * 4>(i, column >> 2) +
+                                               (column & 3) * 4);
+        } else {
+          z = unpack_bf16(*reinterpret_cast<const uint32_t*>(tile + first * kRowBytes +
+                                                             swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2));
+        }
+        const bool valid = row < rows;
+        const float next_x = add_gate<kAnyGate>(in.gate_form, lower_bound_log2, gate0, z.x, sum_x);
+        const float next_y = add_gate<kAnyGate>(in.gate_form, lower_bound_log2, gate1, z.y, sum_y);
+        sum_x = valid ? next_x : sum_x;
+        sum_y = valid ? next_y : sum_y;
+        gx[i] = gx[i + 8];
+        gy[i] = gy[i + 8];
+        gx[i + 8] = sum_x;
+        gy[i + 8] = sum_y;
       }
-      const bool valid = row < rows;
-      sum_x += valid ? gate_log2<kAnyGate>(in.gate_form, lower_bound_log2, gate0, z.x) : 0.0f;
-      sum_y += valid ? gate_log2<kAnyGate>(in.gate_form, lower_bound_log2, gate1, z.y) : 0.0f;
-      gx[i] = sum_x;
-      gy[i] = sum_y;
     }
     float* totals = reinterpret_cast<float*>(scratch() + Scratch::kTotals) + block * kHead + column;
     *reinterpret_cast<float2*>(totals) = make_float2(sum_x, sum_y);
   }
 
   /// Operands of the scores in place of the inputs, operands of the recurrence into the stage.
-  __device__ void operands(char* from, char* stage) const {
+  __device__ void operands(char* from, char* stage) {
     const float* totals = reinterpret_cast<const float*>(scratch() + Scratch::kTotals) + column;
-    const float* factors = reinterpret_cast<const float*>(scratch() + Scratch::kNorms);
+    const float2* factors = reinterpret_cast<const float2*>(scratch() + Scratch::kNorms);
     const float2 first = *reinterpret_cast<const float2*>(totals);
     const float2 second = *reinterpret_cast<const float2*>(totals + kHead);
     const float enter_x = exp2_approx(first.x), enter_y = exp2_approx(first.y);
@@ -193,27 +230,43 @@ struct Preparer {
       *reinterpret_cast<float2*>(stage + Stage::kDecay + column * 4) =
           make_float2(enter_x * leave_x, enter_y * leave_y);
     }
+    // Eight rows at a time: all loads before the first store, which might else wait for each other.
+#pragma unroll 1
+    for (int first = block * 16; first < block * 16 + 16; first += 8) {
+      uint32_t k_words[8], q_words[8];
+      float2 row_factors[8];
+      char* inputs = from + first * kRowBytes;
+      char* outputs = stage + first * kRowBytes;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = block * 16 + i;
-      const uint32_t at = swizzled<kRowBytes>(row, column >> 3) + (column & 7) * 2;
-      const auto pair_at = [&](char* base) -> uint32_t& { return *reinterpret_cast<uint32_t*>(base + at); };
-      const float dx = gx[i] - shift_x, dy = gy[i] - shift_y;
-      const float ax = exp2_approx(dx), ay = exp2_approx(dy), bx = exp2_approx(-dx), by = exp2_approx(-dy);
-      const float2 k_raw = unpack_bf16(pair_at(from + Shape::kInputKey));
-      const float k_factor = factors[kChunk + row];
-      const float kx = k_raw.x * k_factor, ky = k_raw.y * k_factor;
-      const float kax = kx * ax, kay = ky * ay, kbx = kx * bx, kby = ky * by;
-      pair_at(from + Shape::kInputKey) = pack_bf16(kax, kay);
-      pair_at(from + Shape::kInputGate) = pack_bf16(kbx, kby);
-      pair_at(stage + Stage::kKey) = pack_bf16(-kax * enter_x, -kay * enter_y);
-      pair_at(stage + Stage::kWrite) = pack_bf16(kbx * leave_x, kby * leave_y);
-      if (!kMap) {
-        const float2 q_raw = unpack_bf16(pair_at(from + Shape::kInputQuery));
-        const float q_factor = factors[row];
-        const float qax = q_raw.x * q_factor * ax, qay = q_raw.y * q_factor * ay;
-        pair_at(from + Shape::kInputQuery) = pack_bf16(qax, qay);
-        pair_at(stage + Stage::kQuery) = pack_bf16(qax * enter_x, qay * enter_y);
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t at = swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2;
+        k_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputKey + at);
+        if (!kMap) q_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputQuery + at);
+        row_factors[i] = factors[first + i];
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t at = swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2;
+        const auto put = [&](char* tile, float x, float y) {
+          *reinterpret_cast<uint32_t*>(tile + at) = pack_bf16(x, y);
+        };
+        const float dx = gx[i] - shift_x, dy = gy[i] - shift_y;
+        const float ax = exp2_approx(dx), ay = exp2_approx(dy), bx = exp2_approx(-dx), by = exp2_approx(-dy);
+        const float2 k = unpack_bf16(k_words[i]);
+        const float kx = k.x * row_factors[i].y, ky = k.y * row_factors[i].y;
+        const float kax = kx * ax, kay = ky * ay, kbx = kx * bx, kby = ky * by;
+        put(inputs + Shape::kInputKey, kax, kay);
+        put(inputs + Shape::kInputGate, kbx, kby);
+        put(outputs + Stage::kKey, -kax * enter_x, -kay * enter_y);
+        put(outputs + Stage::kWrite, kbx * leave_x, kby * leave_y);
+        if (!kMap) {
+          const float2 q = unpack_bf16(q_words[i]);
+          const float qax = q.x * row_factors[i].x * ax, qay = q.y * row_factors[i].x * ay;
+          put(inputs + Shape::kInputQuery, qax, qay);
+          put(outputs + Stage::kQuery, qax * enter_x, qay * enter_y);
+        }
+        gx[i] = gx[i + 8];
+        gy[i] = gy[i + 8];
       }
     }
   }
@@ -222,7 +275,7 @@ struct Preparer {
   /// gate input's place in fp32.
   __device__ void operands_strong(char* from, char* stage) const {
     const float* totals = reinterpret_cast<const float*>(scratch() + Scratch::kTotals) + column;
-    const float* factors = reinterpret_cast<const float*>(scratch() + Scratch::kNorms);
+    const float2* factors = reinterpret_cast<const float2*>(scratch() + Scratch::kNorms);
     const float2 first = *reinterpret_cast<const float2*>(totals);
     const float2 second = *reinterpret_cast<const float2*>(totals + kHead);
     const float before_x = block == 0 ? 0.0f : first.x, before_y = block == 0 ? 0.0f : first.y;
@@ -241,14 +294,14 @@ struct Preparer {
       const float rest_x = block == 0 ? first.x - gx[i] + second.x : second.x - gx[i];
       const float rest_y = block == 0 ? first.y - gy[i] + second.y : second.y - gy[i];
       const float2 k_raw = unpack_bf16(pair_at(from + Shape::kInputKey));
-      const float kx = k_raw.x * factors[kChunk + row], ky = k_raw.y * factors[kChunk + row];
+      const float kx = k_raw.x * factors[row].y, ky = k_raw.y * factors[row].y;
       const float ex = exp2_approx(sum_x), ey = exp2_approx(sum_y);
       pair_at(from + Shape::kInputKey) = pack_bf16(kx, ky);
       pair_at(stage + Stage::kKey) = pack_bf16(-kx * ex, -ky * ey);
       pair_at(stage + Stage::kWrite) = pack_bf16(kx * exp2_approx(rest_x), ky * exp2_approx(rest_y));
       if (!kMap) {
         const float2 q_raw = unpack_bf16(pair_at(from + Shape::kInputQuery));
-        const float qx = q_raw.x * factors[row], qy = q_raw.y * factors[row];
+        const float qx = q_raw.x * factors[row].x, qy = q_raw.y * factors[row].x;
         pair_at(from + Shape::kInputQuery) = pack_bf16(qx, qy);
         pair_at(stage + Stage::kQuery) = pack_bf16(qx * ex, qy * ey);
       }
@@ -267,42 +320,34 @@ struct Preparer {
     }
   }
 
-  /// Rows 16 m .. 16 m + 15, columns 8 n .. 8 (n + kTiles) - 1 of A or P.
-  template <int kTiles>
-  __device__ void score_tiles(const char* from, char* stage, int m, int n, bool is_query) const {
-    const uint32_t rows_tile = shared_address(from + (is_query ? Shape::kInputQuery : Shape::kInputKey));
-    const uint32_t columns_tile = shared_address(from + Shape::kInputGate);
-    const int row_a = m * 16 + (lane & 15), row_b = n * 8 + (lane & 7) + ((lane >> 4) << 3);
-    float sums[kTiles][4] = {};
+  /// Rows 16 m .. 16 m + 15, columns 16 n .. 16 n + 15 of A or P.
+  __device__ void score_square(const char* from, char* stage, int m, int n, bool is_query) const {
+    const int row_a = m * 16 + (lane & 15), row_b = n * 16 + (lane & 7) + ((lane >> 4) << 3);
+    const uint32_t a_tile = shared_address(from + (is_query ? Shape::kInputQuery : Shape::kInputKey));
+    const uint32_t b_tile = shared_address(from + Shape::kInputGate);
+    float sums[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
-      uint32_t a[4];
-      load_blocks(a, rows_tile + swizzled<kRowBytes>(row_a, 2 * step + (lane >> 4)));
-#pragma unroll
-      for (int pair = 0; pair < kTiles / 2; ++pair) {
-        uint32_t b[4];
-        load_blocks(b, columns_tile + swizzled<kRowBytes>(row_b + pair * 16, 2 * step + ((lane >> 3) & 1)));
-        mma_bf16(sums[2 * pair], a, b[0], b[1]);
-        mma_bf16(sums[2 * pair + 1], a, b[2], b[3]);
-      }
+      uint32_t a[4], b[4];
+      load_blocks(a, a_tile + swizzled<kRowBytes>(row_a, 2 * step + (lane >> 4)));
+      load_blocks(b, b_tile + swizzled<kRowBytes>(row_b, 2 * step + ((lane >> 3) & 1)));
+      mma_bf16(sums[0], a, b[0], b[1]);
+      mma_bf16(sums[1], a, b[2], b[3]);
     }
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int row = m * 16 + (lane >> 2), col = (n + tile) * 8 + (lane & 3) * 2;
+    for (int tile = 0; tile < 2; ++tile) {
+      const int row = m * 16 + (lane >> 2), col = n * 16 + tile * 8 + (lane & 3) * 2;
       put_score(stage, row, col, sums[tile][0], sums[tile][1], is_query);
       put_score(stage, row + 8, col, sums[tile][2], sums[tile][3], is_query);
     }
   }
 
-  /// The upper right quarters of A and P are neither written nor read.
+  /// The upper right quarters of A and P are neither written nor read. Squares in the order A: 00 10 11, P: 00 10 11.
   __device__ void scores(const char* from, char* stage) const {
-    if (kMap) {
-      if (warp < 2) score_tiles<2>(from, stage, 1, 2 * warp, false);
-      if (warp == 2) score_tiles<2>(from, stage, 0, 0, false);
-    } else if (warp < 2) {
-      score_tiles<4>(from, stage, 1, 0, warp == 1);
-    } else {
-      score_tiles<2>(from, stage, 0, 0, warp == 3);
+#pragma unroll 1
+    for (int square = warp; square < (kMap ? 3 : 6); square += 4) {
+      const int place = square % 3;
+      score_square(from, stage, place > 0 ? 1 : 0, place / 2, square >= 3);
     }
   }
 
@@ -337,33 +382,78 @@ struct Preparer {
     }
   }
 
-  /// (I + A)^-1 diag(beta) by forward substitution in fp32, lane = column; one warp.
+  /// (I + A)^-1 diag(beta), one warp. The two 16 x 16 diagonal blocks by forward substitution in fp32 (half a warp
+  /// each, lane = column), the block below by T21 = -(T22 A21) T11 in tf32.
   __device__ void invert(char* stage) const {
     const float* scores = reinterpret_cast<const float*>(scratch() + Scratch::kScores);
-    const float beta = reinterpret_cast<const float*>(stage + Stage::kBeta)[lane];
-    float x[kChunk];
+    const float* betas = reinterpret_cast<const float*>(stage + Stage::kBeta);
+    float* corners = reinterpret_cast<float*>(scratch() + Scratch::kCorners);
+    const int half = lane >> 4, own = lane & 15;
+    const float* square = scores + half * 16 * (kScoreRow + 1);
+    float* corner = corners + half * 16 * kCornerRow;
+    const float beta = betas[lane];
+    float x[16];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      float even = lane == i ? 1.0f : 0.0f, odd = 0.0f;
+    for (int i = 0; i < 16; ++i) x[i] = own == i ? 1.0f : 0.0f;
+      // Four rows at a time: solve them, then take them out of all rows below, which are independent of each other.
 #pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 a = *reinterpret_cast<const float4*>(scores + i * kScoreRow + j);
-        even = fmaf(-a.x, x[j], even);
-        if (j + 1 < i) odd = fmaf(-a.y, x[j + 1], odd);
-        if (j + 2 < i) even = fmaf(-a.z, x[j + 2], even);
-        if (j + 3 < i) odd = fmaf(-a.w, x[j + 3], odd);
+    for (int j = 0; j < 16; j += 4) {
+#pragma unroll
+      for (int i = j + 1; i < 16; ++i) {
+        const float4 a = *reinterpret_cast<const float4*>(square + i * kScoreRow + j);
+        x[i] = fmaf(-a.x, x[j], x[i]);
+        if (i > j + 1) x[i] = fmaf(-a.y, x[j + 1], x[i]);
+        if (i > j + 2) x[i] = fmaf(-a.z, x[j + 2], x[i]);
+        if (i > j + 3) x[i] = fmaf(-a.w, x[j + 3], x[i]);
       }
-      x[i] = even + odd;
-      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kInverse + i * kSquareRow + lane * 2) =
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      corner[i * kCornerRow + own] = x[i];
+      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kInverse + (half * 16 + i) * kSquareRow + lane * 2) =
           __float2bfloat16(x[i] * beta);
+    }
+    __syncwarp();
+    const int g = lane >> 2, c = lane & 3;
+    const float *t11 = corners, *t22 = corners + 16 * kCornerRow, *a21 = scores + 16 * kScoreRow;
+    float middle[2][4] = {}, result[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const float* at = t22 + g * kCornerRow + step * 8 + c;
+      const uint32_t a[4] = {to_tf32(at[0]), to_tf32(at[8 * kCornerRow]), to_tf32(at[4]),
+                             to_tf32(at[8 * kCornerRow + 4])};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float* b = a21 + (step * 8 + c) * kScoreRow + tile * 8 + g;
+        mma_tf32(middle[tile], a, to_tf32(b[0]), to_tf32(b[4 * kScoreRow]));
+      }
+    }
+    // Columns 2c and 2c + 1 of a C fragment serve as columns c and c + 4 of an A fragment: rows of T11 in that order.
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const uint32_t a[4] = {to_tf32(-middle[step][0]), to_tf32(-middle[step][2]), to_tf32(-middle[step][1]),
+                             to_tf32(-middle[step][3])};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float* b = t11 + (step * 8 + 2 * c) * kCornerRow + tile * 8 + g;
+        mma_tf32(result[tile], a, to_tf32(b[0]), to_tf32(b[kCornerRow]));
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const float2 column_beta = *reinterpret_cast<const float2*>(betas + tile * 8 + 2 * c);
+      char* to = stage + Stage::kInverse + (16 + g) * kSquareRow + (tile * 8 + 2 * c) * 2;
+      *reinterpret_cast<uint32_t*>(to) = pack_bf16(result[tile][0] * column_beta.x, result[tile][1] * column_beta.y);
+      *reinterpret_cast<uint32_t*>(to + 8 * kSquareRow) =
+          pack_bf16(result[tile][2] * column_beta.x, result[tile][3] * column_beta.y);
     }
   }
 
   /// All chunks of this group. `zero_values`: v counts as zero.
   __device__ void run(bool zero_values) {
     load_inputs(group, 0);
-    for (int chunk = group, local = 0; chunk < walk.chunks; chunk += 2, ++local) {
-      load_inputs(chunk + 2, local + 1);
+    for (int chunk = group, local = 0; chunk < walk.chunks; chunk += kGroups, ++local) {
+      load_inputs(chunk + kGroups, local + 1);
       const float beta = load_beta(chunk);
       const int slot = chunk % Shape::kStages;
       char* stage = shared + Shape::kStageBase + slot * Stage::kBytes;
