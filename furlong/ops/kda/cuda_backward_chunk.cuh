@@ -284,13 +284,21 @@ FURLONG_DEVICE void prefetch_rows(const Rows& x, const ChunkEntry& chunk, int h,
   }
 }
 
-/// Copies a [64, kCols] tile; rows from `rows` on become zero.
-template <int kCols>
-FURLONG_DEVICE void load_tile(const Tile<kCols>& tile, const bf16* from, int64_t stride, int rows, int total_rows) {
-  for (int piece = thread_index(); piece < total_rows * (kCols / 8); piece += block_size_x()) {
-    const int row = piece / (kCols / 8), col = piece % (kCols / 8) * 8;
-    const bool inside = row < rows;
-    copy_async(tile.at(row, col), from + (inside ? row * stride + col : 0), inside);
+/// Copies a [kRows, kCols] tile by kThreads threads; kStride elements between rows, or, if that is 0, `stride`. Rows
+/// from `rows` on become zero.
+template <int kRows, int kCols, int kThreads, int kStride = 0>
+FURLONG_DEVICE void load_tile(const Tile<kCols>& tile, const bf16* from, int64_t stride = 0, int rows = kRows) {
+  constexpr int kPieces = kCols / 8, kStep = kThreads / kPieces;
+  static_assert(kStep % 8 == 0);  // the permutation inside rows repeats
+  const int first = thread_index() / kPieces, col = thread_index() % kPieces * 8;
+  bf16* to = tile.at(first, col);
+  const int step = kStride > 0 ? kStride : static_cast<int>(stride);
+  from += first * step + col;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kStep) {
+    if (kRows % kStep != 0 && first + row >= kRows) break;
+    const bool inside = kStride > 0 || first + row < rows;
+    copy_async(to + row * kCols, inside ? from + row * step : from - first * step, inside);
   }
 }
 

@@ -111,11 +111,12 @@ FURLONG_DEVICE void fetch_chunk(const BackwardArgs& args, const GradientWork& wo
                                 int64_t tile, int h, const FinishTiles<kD>& mem) {
   using At = FinishShared<kD>;
   const Rows& o = args.d_out_NHV;
-  load_tile(mem.tile(At::kW), work.values + tile * 64 * kD, kD, 64, 64);
-  load_tile(mem.tile(At::kR), work.d_values + tile * 64 * kD, kD, 64, 64);
-  load_tile(mem.tile(At::kOut), bf16_rows(o, chunk.first, h), o.token_stride, chunk.rows, 64);
-  load_tile(mem.tile(At::kState), work.states + tile * kD * kD, kD, kD, kD);
-  load_tile(mem.tile(At::kDState), work.d_states + tile * kD * kD, kD, kD, kD);
+  constexpr int kThreads = 4 * kD;
+  load_tile<64, kD, kThreads, kD>(mem.tile(At::kW), work.values + tile * 64 * kD);
+  load_tile<64, kD, kThreads, kD>(mem.tile(At::kR), work.d_values + tile * 64 * kD);
+  load_tile<64, kD, kThreads>(mem.tile(At::kOut), bf16_rows(o, chunk.first, h), o.token_stride, chunk.rows);
+  load_tile<kD, kD, kThreads, kD>(mem.tile(At::kState), work.states + tile * kD * kD);
+  load_tile<kD, kD, kThreads, kD>(mem.tile(At::kDState), work.d_states + tile * kD * kD);
   const int tid = thread_index();
   prefetch_rows<kD>(args.in.q_NHK, chunk, h, tid);
   prefetch_rows<kD>(args.in.k_NHK, chunk, h, tid - kD);
@@ -572,19 +573,36 @@ template <int kD, bool kPairs>
 FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, 1) gradient_finish(const BackwardArgs args, const GradientWork work) {
   using At = FinishShared<kD>;
   const Inputs& in = args.in;
-  const int heads = static_cast<int>(in.heads), tiles = work.slots * heads;
+  const int heads = static_cast<int>(in.heads), step_slot = grid_size_x() / heads, step_head = grid_size_x() % heads;
   const FinishTiles<kD> mem{shared_memory()};
   const Place at;
-  const auto next_tile = [&](int tile) {
-    while (tile < tiles && work.table_X[tile / heads].rows == 0) tile += grid_size_x();
-    return tile;
+  struct Cursor {
+    int slot, head;
+    ChunkEntry chunk;
   };
-  int tile = next_tile(block_index_x());
-  if (tile < tiles) fetch_chunk(args, work, work.table_X[tile / heads], tile, tile % heads, mem);
-  while (tile < tiles) {
-    const ChunkEntry chunk = work.table_X[tile / heads];
-    const int h = tile % heads;
-    load_tile(mem.square(At::kReads), work.inverse + static_cast<int64_t>(tile) * 64 * 64, 64, 64, 64);
+  const auto seek = [&](int slot, int head) {
+    Cursor next{slot, head, {}};
+    while (next.slot < work.slots) {
+      next.chunk = work.table_X[next.slot];
+      if (next.chunk.rows > 0) break;
+      next.slot += step_slot;
+      next.head += step_head;
+      if (next.head >= heads) next = {next.slot + 1, next.head - heads, {}};
+    }
+    return next;
+  };
+  const auto follow = [&](const Cursor& from) {
+    const int head = from.head + step_head, carry = head >= heads ? 1 : 0;
+    return seek(from.slot + step_slot + carry, head - carry * heads);
+  };
+  const auto tile_of = [&](const Cursor& cursor) { return static_cast<int64_t>(cursor.slot) * heads + cursor.head; };
+  Cursor now = seek(block_index_x() / heads, block_index_x() % heads);
+  if (now.slot < work.slots) fetch_chunk(args, work, now.chunk, tile_of(now), now.head, mem);
+  while (now.slot < work.slots) {
+    const ChunkEntry chunk = now.chunk;
+    const int h = now.head;
+    const int64_t tile = tile_of(now);
+    load_tile<64, 64, 4 * kD, 64>(mem.square(At::kReads), work.inverse + tile * 64 * 64);
     copy_commit();
     DecayScratch<kD>& s = mem.decays();
     decayed_rows<kD, kPairs>(in, chunk, h, s, [&](int row, int d, const DecayedPair& x) {
@@ -602,8 +620,8 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, 1) gradient_finish(const BackwardArgs
     float d_q[4][4] = {}, d_neg_k[4][4] = {}, d_column[4][4] = {};
     state_products(mem, at, d_q, d_neg_k, d_column);
     sync_block();
-    const int next = next_tile(tile + grid_size_x());
-    if (next < tiles) fetch_chunk(args, work, work.table_X[next / heads], next, next % heads, mem);
+    const Cursor next = follow(now);
+    if (next.slot < work.slots) fetch_chunk(args, work, next.chunk, tile_of(next), next.head, mem);
     uint32_t raw_q[2][4], raw_k[2][4];
     own_words<kD>(raw_q, in.q_NHK, chunk, h, at);
     own_words<kD>(raw_k, in.k_NHK, chunk, h, at);
@@ -620,7 +638,7 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, 1) gradient_finish(const BackwardArgs
     store_beta(args, chunk, h, mem);
     store_gate<kD, kPairs>(args, chunk, tile, h, work, mem, z);
     sync_block();
-    tile = next;
+    now = next;
   }
 }
 
@@ -631,8 +649,17 @@ FURLONG_KERNEL void gradient_gate_sums(const BackwardArgs args, const GradientWo
   const int tid = thread_index(), h = block_index_x(), heads = static_cast<int>(args.in.heads);
   const int lane = tid % (2 * kD), first = tid / (2 * kD), step = block_size_x() / (2 * kD);
   float sum = 0.0f;
-  for (int slot = first; slot < work.slots; slot += step) {
-    if (work.table_X[slot].rows > 0) sum += work.partial[(static_cast<int64_t>(slot) * heads + h) * 2 * kD + lane];
+  constexpr int kBatch = 8;
+  for (int start = first; start < work.slots; start += kBatch * step) {
+    float part[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int slot = start + i * step;
+      const bool used = slot < work.slots && work.table_X[slot].rows > 0;
+      part[i] = used ? work.partial[(static_cast<int64_t>(slot) * heads + h) * 2 * kD + lane] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum += part[i];
   }
   sums[tid] = sum;
   sync_block();

@@ -221,8 +221,8 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, kPairs ? 1 : 2)
   float* t_square = a_square + 64 * kSquare;
   const Tile<64> p{reinterpret_cast<bf16*>(t_square + 64 * kSquare)}, t_beta{p.data + 64 * 64};
 
-  load_tile(v, bf16_rows(in.v_NHV, chunk.first, h), in.v_NHV.token_stride, chunk.rows, 64);
-  load_tile(d_out, bf16_rows(args.d_out_NHV, chunk.first, h), args.d_out_NHV.token_stride, chunk.rows, 64);
+  load_tile<64, kD, 4 * kD>(v, bf16_rows(in.v_NHV, chunk.first, h), in.v_NHV.token_stride, chunk.rows);
+  load_tile<64, kD, 4 * kD>(d_out, bf16_rows(args.d_out_NHV, chunk.first, h), args.d_out_NHV.token_stride, chunk.rows);
   copy_commit();
   decayed_rows<kD, kPairs>(in, chunk, h, s, [&](int row, int d, const DecayedPair& x) {
     const int block = row / 16;

@@ -16,7 +16,8 @@ namespace furlong::kda::cuda {
 template <int kD, int kSlice, bool kReverse>
 struct WalkShared {
   static constexpr int kStages = kReverse && kSlice == 128 ? 2 : 3;
-  static constexpr int kThreads = 4 * kSlice;
+  static constexpr int kWarpCols = kSlice == 128 ? 32 : 16;  // value columns of a warp
+  static constexpr int kThreads = 128 * kSlice / kWarpCols;
   static constexpr int kTileBytes = 64 * kD * 2, kSliceBytes = 64 * kSlice * 2;
   static constexpr int kEnd = (kReverse ? 3 : 2) * kTileBytes + (kReverse ? 2 : 1) * kSliceBytes;
   static constexpr int kStage = kEnd + kD * 4;
@@ -24,33 +25,41 @@ struct WalkShared {
   static constexpr int kBytes = kState + kD * kSlice * 2;
 };
 
+/// b: right operands of kCols columns.
+template <int kCols, int kSlice>
+FURLONG_DEVICE void load_right(uint32_t (&b)[kCols / 16][4], const Tile<kSlice>& right, int k, int col, int lane) {
+#pragma unroll
+  for (int n = 0; n < kCols / 16; ++n) right.right(b[n], k, col + n * 16, lane);
+}
+
 /// Rows [row, row + 16 kTiles) of a slice's accumulators: acc += left^T right over 64 rows.
-template <int kD, int kSlice, int kTiles>
-FURLONG_DEVICE void add_outer(float (&acc)[kTiles][4][4], const Tile<kD>& left, const Tile<kSlice>& right, int row,
-                              int col, int lane) {
+template <int kD, int kSlice, int kTiles, int kCols>
+FURLONG_DEVICE void add_outer(float (&acc)[kTiles][kCols / 8][4], const Tile<kD>& left, const Tile<kSlice>& right,
+                              int row, int col, int lane) {
 #pragma unroll
   for (int k = 0; k < 64; k += 16) {
-    uint32_t b[2][4];
-    right.right(b[0], k, col, lane);
-    right.right(b[1], k, col + 16, lane);
+    uint32_t b[kCols / 16][4];
+    load_right<kCols>(b, right, k, col, lane);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       uint32_t a[4];
       left.left_transposed(a, k, row + t * 16, lane);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) multiply(acc[t][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      for (int n = 0; n < kCols / 8; ++n) multiply(acc[t][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
   }
 }
 
 template <int kD, int kSlice, bool kReverse>
-FURLONG_KERNEL void FURLONG_BOUNDS((4 * kSlice), 1) gradient_walk(const BackwardArgs args, const GradientWork work) {
+FURLONG_KERNEL void FURLONG_BOUNDS((WalkShared<kD, kSlice, kReverse>::kThreads), 1)
+    gradient_walk(const BackwardArgs args, const GradientWork work) {
   using Shared = WalkShared<kD, kSlice, kReverse>;
   constexpr int kTiles = kD / 64;  // 16-row tiles of the state a warp holds
+  constexpr int kCols = Shared::kWarpCols, kThreads = Shared::kThreads;
   const int tid = thread_index(), lane = tid & 31, warp = tid >> 5, group = lane >> 2, quad = lane & 3;
   const int heads = static_cast<int>(args.in.heads);
   const int b = block_index_y() / heads, h = block_index_y() % heads;
-  const int first_value = block_index_x() * kSlice, col = warp / 4 * 32, state_row = warp % 4 * 16 * kTiles;
+  const int first_value = block_index_x() * kSlice, col = warp / 4 * kCols, state_row = warp % 4 * 16 * kTiles;
   const int64_t begin = args.in.offsets[b], length = args.in.offsets[b + 1] - begin;
   const int chunks = static_cast<int>((length + kGradientChunk - 1) / kGradientChunk);
   const int64_t first_slot = slot_of(begin, b, 0);
@@ -72,26 +81,28 @@ FURLONG_KERNEL void FURLONG_BOUNDS((4 * kSlice), 1) gradient_walk(const Backward
     if (step < chunks) {
       const int64_t tile = tile_of(step), at = tile * 64 * kD;
       const bf16* x = kReverse ? work.d_values : work.values;
-      load_tile(stage_tile(step, 0), (kReverse ? work.k_end : work.minus_w) + at, kD, 64, 64);
-      load_tile(stage_tile(step, 1), (kReverse ? work.minus_w : work.k_end) + at, kD, 64, 64);
-      load_tile(stage_slice(step, 0), x + at + first_value, kD, 64, 64);
+      load_tile<64, kD, kThreads, kD>(stage_tile(step, 0), (kReverse ? work.k_end : work.minus_w) + at);
+      load_tile<64, kD, kThreads, kD>(stage_tile(step, 1), (kReverse ? work.minus_w : work.k_end) + at);
+      load_tile<64, kSlice, kThreads, kD>(stage_slice(step, 0), x + at + first_value);
       if (kReverse) {
-        load_tile(stage_tile(step, 2), work.q_start + at, kD, 64, 64);
-        const ChunkEntry chunk = work.table_X[tile / heads];
+        load_tile<64, kD, kThreads, kD>(stage_tile(step, 2), work.q_start + at);
+        const int64_t first = static_cast<int64_t>(chunks - 1 - step) * kGradientChunk;
+        const int rows = static_cast<int>(length - first < kGradientChunk ? length - first : kGradientChunk);
         const Rows& o = args.d_out_NHV;
-        load_tile(stage_slice(step, 1), bf16_rows(o, chunk.first, h) + first_value, o.token_stride, chunk.rows, 64);
+        load_tile<64, kSlice, kThreads>(stage_slice(step, 1), bf16_rows(o, begin + first, h) + first_value,
+                                        o.token_stride, rows);
       }
       if (tid < kD / 4) copy_async(stage_end(step) + tid * 4, work.end + tile * kD + tid * 4, true);
     }
     copy_commit();
   };
 
-  float state[kTiles][4][4];
+  float state[kTiles][kCols / 8][4];
   const auto for_state = [&](const auto& visit) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           visit(state_row + t * 16 + group + r * 8, col + n * 8 + quad * 2, state[t][n][2 * r], state[t][n][2 * r + 1]);
@@ -115,16 +126,16 @@ FURLONG_KERNEL void FURLONG_BOUNDS((4 * kSlice), 1) gradient_walk(const Backward
     sync_block();
     load(step + Shared::kStages - 1);
     bf16* kept = (kReverse ? work.d_states : work.states) + tile * kD * kD + first_value;
-    for (int piece = tid; piece < kD * kSlice / 8; piece += Shared::kThreads) {
+    for (int piece = tid; piece < kD * kSlice / 8; piece += kThreads) {
       const int d = piece / (kSlice / 8), v = piece % (kSlice / 8) * 8;
       *reinterpret_cast<uint4*>(kept + d * kD + v) = *reinterpret_cast<const uint4*>(state_tile.at(d, v));
     }
 
     const Tile<kSlice> values = stage_slice(step, 0);
     const int row = warp % 4 * 16;
-    float x[4][4];
+    float x[kCols / 8][4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 pair = unpack(values.word(row + group + r * 8, col + n * 8 + quad * 2));
@@ -135,18 +146,15 @@ FURLONG_KERNEL void FURLONG_BOUNDS((4 * kSlice), 1) gradient_walk(const Backward
     const Tile<kD> first = stage_tile(step, 0);
 #pragma unroll
     for (int k = 0; k < kD; k += 16) {
-      uint32_t a[4], b0[4], b1[4];
+      uint32_t a[4], b[kCols / 16][4];
       first.left(a, row, k, lane);
-      state_tile.right(b0, k, col, lane);
-      state_tile.right(b1, k, col + 16, lane);
-      multiply(x[0], a, b0[0], b0[1]);
-      multiply(x[1], a, b0[2], b0[3]);
-      multiply(x[2], a, b1[0], b1[1]);
-      multiply(x[3], a, b1[2], b1[3]);
+      load_right<kCols>(b, state_tile, k, col, lane);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) multiply(x[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
     bf16* values_out = (kReverse ? work.d_values : work.values) + tile * 64 * kD + first_value;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = row + group + r * 8, v = col + n * 8 + quad * 2;
@@ -160,9 +168,10 @@ FURLONG_KERNEL void FURLONG_BOUNDS((4 * kSlice), 1) gradient_walk(const Backward
       y *= end[d];
       z *= end[d];
     });
-    if (kReverse) add_outer<kD, kSlice, kTiles>(state, stage_tile(step, 2), stage_slice(step, 1), state_row, col, lane);
+    if (kReverse)
+      add_outer<kD, kSlice, kTiles, kCols>(state, stage_tile(step, 2), stage_slice(step, 1), state_row, col, lane);
     sync_block();
-    add_outer<kD, kSlice, kTiles>(state, stage_tile(step, 1), values, state_row, col, lane);
+    add_outer<kD, kSlice, kTiles, kCols>(state, stage_tile(step, 1), values, state_row, col, lane);
   }
   copy_wait<0>();
   if (kReverse && args.d_initial_state_BHKV != nullptr) {

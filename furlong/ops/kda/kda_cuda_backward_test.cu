@@ -225,15 +225,26 @@ Problem make(const Case& c, unsigned seed) {
 
 struct Gradients {
   std::vector<double> q, k, v, gate, beta, initial, a_log, dt_bias;
-  double a_log_terms = 0;  // sum of squares of the terms that d_a_log sums
+  // Squared sizes of what the sums are made of, where more cancels than remains: see limits.
+  double a_log_terms = 0, gate_terms = 0, dt_bias_terms = 0;
 };
+
+// Where a gate forgets nearly everything, the gradient of its log is far smaller than q d_q, which enters for one row
+// and leaves for the next: rounding in fp32 is relative to q d_q. 1.2 % of 3e-4 of it: 4e-6.
+constexpr double kCrossing = 3e-4;
 
 double logistic(double x) {
   return 1.0 / (1.0 + std::exp(-x));
 }
 
-/// One sequence and head; a_log and dt_bias go to the given arrays.
-void oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out, double (&d_a_log)[2], double* d_dt_bias) {
+/// What one sequence and head gives to the sums over tokens.
+struct Sums {
+  double a_log = 0, a_log_terms = 0, gate_terms = 0, dt_bias_terms = 0;
+  std::vector<double> dt_bias;
+};
+
+/// One sequence and head.
+Sums oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out) {
   const Case& c = p.c;
   const int64_t K = c.K, V = c.V, begin = p.offsets[b], T = p.offsets[b + 1] - begin, square = (b * c.H + h) * K * V;
   const double a = std::exp(static_cast<double>(p.a_log.values[h]));
@@ -259,6 +270,9 @@ void oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out, double 
     beta[t] = c.fused ? logistic(raw) : raw;
   }
   const int64_t span = 64;
+  Sums sums;
+  sums.dt_bias.assign(K, 0);
+  std::vector<double> a_log_sizes(K, 0), dt_bias_sizes(K, 0);
   std::vector<double> state(K * V, 0.0), next(K * V), errors(span * V);
   if (c.states) {
     for (int64_t i = 0; i < K * V; ++i) state[i] = p.initial.values[square + i];
@@ -330,18 +344,21 @@ void oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out, double 
         dot_q += d_q[d] * q[t * K + d];
         dot_k += d_k[d] * k[t * K + d];
         const double z = p.gate.values[key_at(t) + d], y = z + p.dt_bias.values[h * K + d];
-        double d_z = sum_g;
+        double slope = 1, term = 0;
         if (c.form == GateForm::kBounded) {
           const double s = logistic(a * y);
-          d_z = sum_g * p.lower_bound * s * (1 - s) * a;
-          d_a_log[0] += d_z * y;
-          d_a_log[1] += d_z * y * d_z * y;
+          slope = p.lower_bound * s * (1 - s) * a;
+          term = slope * sum_g * y;
         } else if (c.form == GateForm::kSoftplus) {
-          d_z = -a * logistic(y) * sum_g;
-          d_a_log[0] += sum_g * g[t * K + d];
-          d_a_log[1] += std::pow(sum_g * g[t * K + d], 2);
+          slope = -a * logistic(y);
+          term = sum_g * g[t * K + d];
         }
-        d_dt_bias[d] += d_z;
+        const double d_z = slope * sum_g, crossing = kCrossing * d_q[d] * q[t * K + d] * slope;
+        sums.a_log += term;
+        a_log_sizes[d] += std::abs(term) + std::abs(crossing * y);
+        sums.dt_bias[d] += d_z;
+        dt_bias_sizes[d] += std::abs(crossing);
+        sums.gate_terms += crossing * crossing;
         out.gate[key_at(t) + d] = d_z;
       }
       for (int64_t d = 0; d < K; ++d) {
@@ -351,6 +368,11 @@ void oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out, double 
     }
   }
   for (int64_t i = 0; i < K * V; ++i) out.initial[square + i] = d_state[i];
+  for (int64_t d = 0; d < K; ++d) {
+    sums.a_log_terms += a_log_sizes[d] * a_log_sizes[d];
+    sums.dt_bias_terms += dt_bias_sizes[d] * dt_bias_sizes[d];
+  }
+  return sums;
 }
 
 Gradients oracle(const Problem& p) {
@@ -363,19 +385,16 @@ Gradients oracle(const Problem& p) {
   out.initial.assign(p.B * c.H * c.K * c.V, 0);
   out.a_log.assign(c.H, 0);
   out.dt_bias.assign(c.H * c.K, 0);
-  struct Sum {
-    double of[2] = {};
-  };
-  std::vector<Sum> a_log(p.B * c.H);
-  std::vector<double> dt_bias(p.B * c.H * c.K, 0);
+  std::vector<Sums> parts(p.B * c.H);
 #pragma omp parallel for schedule(dynamic)
+  for (int64_t walk = 0; walk < p.B * c.H; ++walk) parts[walk] = oracle_walk(p, walk / c.H, walk % c.H, out);
   for (int64_t walk = 0; walk < p.B * c.H; ++walk) {
-    oracle_walk(p, walk / c.H, walk % c.H, out, a_log[walk].of, &dt_bias[walk * c.K]);
-  }
-  for (int64_t walk = 0; walk < p.B * c.H; ++walk) {
-    out.a_log[walk % c.H] += a_log[walk].of[0];
-    out.a_log_terms += a_log[walk].of[1];
-    for (int64_t d = 0; d < c.K; ++d) out.dt_bias[walk % c.H * c.K + d] += dt_bias[walk * c.K + d];
+    const Sums& part = parts[walk];
+    out.a_log[walk % c.H] += part.a_log;
+    out.a_log_terms += part.a_log_terms;
+    out.gate_terms += part.gate_terms;
+    out.dt_bias_terms += part.dt_bias_terms;
+    for (int64_t d = 0; d < c.K; ++d) out.dt_bias[walk % c.H * c.K + d] += part.dt_bias[d];
   }
   return out;
 }
@@ -517,9 +536,11 @@ double error_of(const std::vector<double>& got, const std::vector<double>& want,
 }
 
 // bf16: operands of all products carry 2^-9 relative rounding, a gradient passes through four of them, outputs are
-// rounded once more: 0.6 % for independent errors. Larger limits where sums cancel (gradient of the gate); d_a_log is
-// one number, its error measured against the root of the sum of squares of its terms as well.
-constexpr double kBf16Limit = 0.008, kBf16GateLimit = 0.012, kFp32Limit = 1e-5;
+// rounded once more: 0.6 % for independent errors; 1.2 % for the gate, whose gradient sums over the rows of a chunk.
+// Keys that are nearly parallel make I + A ill-conditioned: roundings grow by its condition number.
+// d_a_log sums over tokens and channels whose errors are not independent along a channel: its error is measured against
+// the root over channels of (sum over tokens of the terms' sizes)^2.
+constexpr double kBf16Limit = 0.008, kBf16GateLimit = 0.012, kFp32Limit = 1e-5, kAlikeGrowth = 3;
 
 bool run_case(const Case& c, unsigned seed) {
   const Problem p = make(c, seed);
@@ -534,7 +555,7 @@ bool run_case(const Case& c, unsigned seed) {
                            size_t count, double limit, double size = 0) {
     if (got.empty()) return;
     const double error = error_of(got, reference, count, size);
-    const bool ok = error <= (exact ? kFp32Limit : limit);
+    const bool ok = error <= (exact ? kFp32Limit : limit * (c.keys == Keys::kAlike ? kAlikeGrowth : 1));
     good = good && ok;
     char text[64];
     std::snprintf(text, sizeof(text), " %s %.1e%s", name, error, ok ? "" : "!");
@@ -543,11 +564,11 @@ bool run_case(const Case& c, unsigned seed) {
   compare("q", run.grad.q, want.q, tokens * c.H * c.K, kBf16Limit);
   compare("k", run.grad.k, want.k, tokens * c.H * c.K, kBf16Limit);
   compare("v", run.grad.v, want.v, tokens * c.H * c.V, kBf16Limit);
-  compare("gate", run.grad.gate, want.gate, tokens * c.H * c.K, kBf16GateLimit);
+  compare("gate", run.grad.gate, want.gate, tokens * c.H * c.K, kBf16GateLimit, exact ? 0 : want.gate_terms);
   compare("beta", run.grad.beta, want.beta, tokens * c.H, kBf16Limit);
   compare("S0", run.grad.initial, want.initial, want.initial.size(), kBf16Limit);
   compare("a_log", run.grad.a_log, want.a_log, want.a_log.size(), kBf16GateLimit, want.a_log_terms);
-  compare("bias", run.grad.dt_bias, want.dt_bias, want.dt_bias.size(), kBf16GateLimit);
+  compare("bias", run.grad.dt_bias, want.dt_bias, want.dt_bias.size(), kBf16GateLimit, want.dt_bias_terms);
   std::printf("%s %-34s%s%s\n", good ? "ok  " : "FAIL", c.name.c_str(), line.c_str(), run.guards ? "" : " guard");
   std::fflush(stdout);
   return good;
