@@ -52,7 +52,7 @@ void add_prepare(CLI::App& group) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 62))
       ->capture_default_str();
   command->add_option("--shard-tokens", options->shard_tokens, "Most tokens in one shard")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   command->footer(
       "Examples:\n  furlong data prepare text/ --tokenizer tokenizer --out data\n"

@@ -62,7 +62,7 @@ void print(const MachineReport& report, const std::vector<ExactProbe>& probes) {
 void add_doctor(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("doctor", "What this machine will use and why");
   const auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "one JSON object");
+  command->add_flag("--json", *json, "One JSON object");
   command->footer("Examples:\n  furlong doctor\n  furlong doctor --json");
   command->callback([json, &exit_code] {
     const MachineReport report = describe_machine();

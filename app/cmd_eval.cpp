@@ -60,10 +60,17 @@ void add_loss(CLI::App& eval) {
       ->required();
   command->add_option("--data", arguments->data, "Folder of token shards")->required();
   command->add_option("--context,--window", arguments->options.window, "Empty the state every N tokens; 0: never")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--chunk", arguments->options.chunk, "Tokens a forward pass")->check(CLI::Range(1, 1 << 20));
-  command->add_option("--compute", arguments->compute, "Precision")->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_option("--threads", arguments->threads, "0: all cores")->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
+  command->add_option("--chunk", arguments->options.chunk, "Tokens a forward pass")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--compute", arguments->compute, "Precision of weights and activations")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--threads", arguments->threads, "0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
   command->add_option("--out", arguments->out, "Write the JSON here; a line on standard output instead");
   command->add_flag("--json", arguments->json, "JSON on standard output (always, without --out)");
   command->footer("Example:\n  furlong eval loss --checkpoint out/demo/run --data out/demo/data/heldout");

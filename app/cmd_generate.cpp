@@ -34,7 +34,7 @@ void generate(Arguments& arguments) {
   const std::string prompt = read_prompt(arguments.prompt);
   arguments.request.prompt_ids = tokenizer.encode(prompt);
   arguments.request.stop_ids = {tokenizer.end_of_document()};
-  arguments.request.sampling.validate();
+  arguments.request.num_ids = tokenizer.vocab_size();
   if (arguments.request.prompt_ids.empty()) throw UsageError("--prompt: is empty, need some text to go on from");
 
   Engine engine(*decoder);
@@ -43,6 +43,7 @@ void generate(Arguments& arguments) {
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);
     std::fflush(stdout);
   };
+  engine.check(arguments.request);
   write(prompt);
   const GenerateResult result = engine.generate(arguments.request, [&](int64_t id) {
     write(stream.push(id));
@@ -65,21 +66,21 @@ void add_generate(CLI::App& app, int&) {
   SamplingOptions& sampling = arguments->request.sampling;
   sampling.temperature = 0.8;
   sampling.top_p = 0.95;
-  command->add_option("--checkpoint", arguments->checkpoint, "run folder or checkpoint folder")->required();
-  command->add_option("--prompt", arguments->prompt, "text to go on from; - reads standard input")->required();
-  command->add_option("--max-tokens", arguments->request.max_tokens, "most tokens to draw")
+  command->add_option("--checkpoint", arguments->checkpoint, "Run folder or checkpoint folder")->required();
+  command->add_option("--prompt", arguments->prompt, "Text to go on from; - reads standard input")->required();
+  command->add_option("--max-tokens", arguments->request.max_tokens, "Most tokens to draw")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
   command->add_option("--temperature", sampling.temperature, "0: always the most likely token")->capture_default_str();
-  command->add_option("--top-p", sampling.top_p, "draw among the most likely tokens of this mass")
+  command->add_option("--top-p", sampling.top_p, "Draw among the most likely tokens of this mass")
       ->capture_default_str();
-  command->add_option("--seed", sampling.seed, "the same seed gives the same text")
+  command->add_option("--seed", sampling.seed, "The same seed gives the same text")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 62))
       ->capture_default_str();
-  command->add_option("--dtype", arguments->dtype, "precision of weights and activations")
+  command->add_option("--compute,--dtype", arguments->dtype, "Precision of weights and activations")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  command->add_flag("--quiet", arguments->quiet, "no line of figures at the end");
+  command->add_flag("--quiet", arguments->quiet, "No line of figures at the end");
   command->footer(
       "Examples:\n"
       "  furlong generate --checkpoint out/demo/run --prompt \"In the beginning\" --max-tokens 200\n"

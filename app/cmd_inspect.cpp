@@ -6,9 +6,11 @@
 
 #include "app/commands.h"
 #include "app/format.h"
+#include "app/model_config.h"
 #include "furlong/checkpoint/named_tensors.h"
 #include "furlong/checkpoint/run_folder.h"
 #include "furlong/model/count.h"
+#include "furlong/model/weights.h"
 
 namespace furlong::app {
 
@@ -108,11 +110,12 @@ OrderedJson inspect(const fs::path& path) {
   }
   result["path"] = path.string();
   if (path.extension() == ".toml" || path.extension() == ".json") {
-    result["model"] = describe_config(ModelConfig::load(path));
+    result["model"] = describe_config(load_model_config(path));
   } else if (path.extension() == ".safetensors") {
     result["file"] = describe_tensors(path);
   } else {
-    throw UsageError(path.string() + ": need a model TOML, a config.json, a .safetensors file, a checkpoint or a run");
+    throw UsageError(path.string() +
+                     ": need a model or training TOML, a config.json, a .safetensors file, a checkpoint or a run");
   }
   return result;
 }
@@ -126,9 +129,11 @@ void add_inspect(CLI::App& app, int&) {
     bool json = false;
   };
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("path", arguments->path, "model TOML, config.json, checkpoint, run folder or .safetensors file")
+  command
+      ->add_option("path", arguments->path,
+                   "Model or training TOML, config.json, checkpoint, run folder or .safetensors file")
       ->required();
-  command->add_flag("--json", arguments->json, "one JSON object");
+  command->add_flag("--json", arguments->json, "One JSON object");
   command->footer(
       "Examples:\n"
       "  furlong inspect configs/model/kimi-k3.toml\n"
@@ -137,11 +142,14 @@ void add_inspect(CLI::App& app, int&) {
     const OrderedJson result = inspect(arguments->path);
     if (arguments->json) {
       fmt::print("{}\n", result.dump(2));
-      return;
+    } else {
+      fmt::print("{}\n", result["path"].get<std::string>());
+      if (result.contains("model")) print_config(result["model"]);
+      if (result.contains("file")) print_tensors(result["file"]);
     }
-    fmt::print("{}\n", result["path"].get<std::string>());
-    if (result.contains("model")) print_config(result["model"]);
-    if (result.contains("file")) print_tensors(result["file"]);
+    std::fflush(stdout);
+    // What does not fit is shown, then refused as every command that loads it would.
+    if (result.contains("model") && result.contains("file")) check_weights(result["path"].get<std::string>());
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/format.h"
+#include "app/model_config.h"
 #include "furlong/model/count.h"
 #include "furlong/model/plan.h"
 
@@ -68,25 +69,26 @@ void print(const Arguments& arguments, const ModelConfig& config, const Training
 void add_plan(CLI::App& app, int&) {
   auto* command = app.add_subcommand("plan", "Bytes a run will take, before it starts");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("config", arguments->config, "model TOML, config.json or checkpoint folder")->required();
-  command->add_option("--context", arguments->request.context, "tokens of a sequence")
+  command->add_option("config", arguments->config, "Model or training TOML, config.json, checkpoint or run folder")
+      ->required();
+  command->add_option("--context", arguments->request.context, "Tokens of a sequence")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command->add_option("--batch", arguments->request.batch, "sequences in one forward")
+  command->add_option("--batch", arguments->request.batch, "Sequences in one forward")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("--compute", arguments->compute, "precision of activations")
+  command->add_option("--compute", arguments->compute, "Precision of activations")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  command->add_flag("--recompute", arguments->request.recompute, "keep only layer inputs for backward");
+  command->add_flag("--recompute", arguments->request.recompute, "Keep only layer inputs for backward");
   command->add_flag("!--adamw", arguments->request.muon, "AdamW for every parameter");
-  command->add_flag("--json", arguments->json, "one JSON object");
+  command->add_flag("--json", arguments->json, "One JSON object");
   command->footer(
       "Examples:\n"
       "  furlong plan configs/model/nano.toml --context 1024 --batch 8\n"
       "  furlong plan configs/model/kimi-k3.toml --context 1048576 --batch 1 --compute bf16 --json");
   command->callback([arguments] {
-    const ModelConfig config = ModelConfig::load(arguments->config);
+    const ModelConfig config = load_model_config(arguments->config);
     arguments->request.bf16 = arguments->compute == "bf16";
     const TrainingBytes training = plan_training(config, arguments->request);
     const ServingBytes serving = plan_serving(config, arguments->request);

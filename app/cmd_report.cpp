@@ -13,8 +13,8 @@ void add_report(CLI::App& app, int&) {
     std::string run, out;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("DIR", options->run, "folder of the run")->required();
-  command->add_option("--out", options->out, "file to write (default: DIR/report.html)");
+  command->add_option("DIR", options->run, "Folder of the run")->required();
+  command->add_option("--out", options->out, "File to write (default: DIR/report.html)");
   command->footer("Example:\n  furlong report out/demo/run --out out/demo/report.html");
   command->callback([options] {
     const std::string out = options->out.empty() ? options->run + "/report.html" : options->out;

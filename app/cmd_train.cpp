@@ -40,7 +40,10 @@ int train(const Arguments& arguments) {
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
   Trainer trainer(std::move(config), std::move(options), progress);
-  if (trainer.run() == TrainEnd::kFinished) return 0;
+  if (trainer.run() == TrainEnd::kFinished) {
+    say(fmt::format("finished after step {} and saved in {}", trainer.state().step, arguments.out));
+    return 0;
+  }
   say(fmt::format("stopped after step {} and saved; `furlong train {} --out {} --resume` goes on", trainer.state().step,
                   arguments.config, arguments.out));
   return 128 + stop_signal;

@@ -28,7 +28,7 @@ void bound_spinning(char** argv) {
 
 int main(int argc, char** argv) {
   bound_spinning(argv);
-  CLI::App app("Furlong trains, evaluates and serves long-context hybrid models.", "furlong");
+  CLI::App app("Furlong trains, evaluates and runs long-context hybrid models.", "furlong");
   app.require_subcommand(1);
   app.set_version_flag("--version", FURLONG_VERSION);
   app.get_formatter()->column_width(36);

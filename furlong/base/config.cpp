@@ -68,7 +68,7 @@ ConfigDocument ConfigDocument::from_json(Json values, const std::string& name) {
 void ConfigDocument::set(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) {
-    throw UsageError("--set " + assignment + ": needs the form key=value, for example --set optimizer.lr=1e-3");
+    throw UsageError("--set " + assignment + ": needs the form key=value, for example --set schedule.peak_lr=1e-3");
   }
   const std::string path = assignment.substr(0, equals);
   const std::string text = assignment.substr(equals + 1);

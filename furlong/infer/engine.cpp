@@ -34,6 +34,7 @@ void Engine::check(const GenerateRequest& request) const {
     throw UsageError(fmt::format("prompt and max-tokens: {} tokens together, the model's context is {}", total,
                                  decoder_.config().max_context));
   }
+  if (request.num_ids < 0) throw UsageError(fmt::format("num-ids: got {}, need 0 or more", request.num_ids));
   request.sampling.validate();
 }
 
@@ -55,6 +56,8 @@ GenerateResult Engine::generate(const GenerateRequest& request, const OnToken& o
   check(request);
   const at::NoGradGuard no_grad;
   state_.reset(kSlot);
+  const int64_t vocabulary = decoder_.config().vocab_size;
+  const int64_t num_ids = request.num_ids == 0 ? vocabulary : std::min(request.num_ids, vocabulary);
   GenerateResult result;
   result.prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
   Stopwatch watch;
@@ -63,7 +66,7 @@ GenerateResult Engine::generate(const GenerateRequest& request, const OnToken& o
   watch.restart();
   while (static_cast<int64_t>(result.ids.size()) < request.max_tokens) {
     if (!result.ids.empty()) logits_V = feed({result.ids.back()});
-    const Sample sample = sample_token(logits_V, request.sampling, result.ids.size());
+    const Sample sample = sample_token(logits_V.slice(0, 0, num_ids), request.sampling, result.ids.size());
     if (contains(request.stop_ids, sample.id)) {
       result.reason = StopReason::kStopId;
       break;

@@ -23,6 +23,7 @@ struct GenerateRequest {
   int64_t max_tokens = 128;
   std::vector<int64_t> stop_ids;
   SamplingOptions sampling;
+  int64_t num_ids = 0;  // draw ids below this only: a model may have more entries than its tokenizer; 0: all of them
 };
 
 enum class StopReason { kMaxTokens, kStopId, kCancelled };
@@ -46,11 +47,13 @@ class Engine {
   /// A fresh sequence. UsageError on an empty prompt, an id outside the vocabulary or nonsensical sampling.
   GenerateResult generate(const GenerateRequest& request, const OnToken& on_token = {});
 
+  /// UsageError when the request's numbers make no sense or ask for more tokens than the model's context.
+  void check(const GenerateRequest& request) const;
+
   /// The state of the last request: its prompt and all tokens drawn but the last one.
   const DecoderState& state() const { return state_; }
 
  private:
-  void check(const GenerateRequest& request) const;
   /// Feeds tokens to the slot; returns fp32 logits [V] after the last one.
   at::Tensor feed(const std::vector<int64_t>& ids);
 

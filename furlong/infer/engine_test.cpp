@@ -50,6 +50,15 @@ TEST_F(EngineTest, StopsAtStopIdsAndWhenTheCallbackSaysSo) {
   EXPECT_LE(cancelled.ids.size(), 3u);
 }
 
+TEST_F(EngineTest, DrawsOnlyIdsThatTheTokenizerHas) {
+  GenerateRequest few = request();
+  few.num_ids = 3;
+  for (const int64_t id : Engine(*decoder_).generate(few).ids) EXPECT_LT(id, 3);
+  GenerateRequest all = request();
+  all.num_ids = 1000;  // more than the model has
+  EXPECT_EQ(Engine(*decoder_).generate(all).ids, Engine(*decoder_).generate(request()).ids);
+}
+
 TEST_F(EngineTest, RefusesBadRequests) {
   Engine engine(*decoder_);
   GenerateRequest empty = request();

@@ -64,11 +64,12 @@ void check_tensors(const Decoder& decoder, const CheckpointReader& reader, const
     for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
       expected.insert(published.name);
       if (!reader.contains(published.name)) {
-        throw FormatError(fmt::format("{}: tensor '{}' is missing", folder.string(), published.name));
+        throw FormatError(
+            fmt::format("{}: tensor '{}' is missing, config.json asks for it", folder.string(), published.name));
       }
       const std::vector<int64_t> shape = reader.shape(published.name);
       if (shape != published.shape) {
-        throw FormatError(fmt::format("{}: tensor '{}' is {}, need {}", folder.string(), published.name,
+        throw FormatError(fmt::format("{}: tensor '{}' is {}, config.json asks for {}", folder.string(), published.name,
                                       shape_text(shape), shape_text(published.shape)));
       }
     }
@@ -77,8 +78,8 @@ void check_tensors(const Decoder& decoder, const CheckpointReader& reader, const
     if (expected.count(name) > 0) continue;
     const std::vector<std::string> names(expected.begin(), expected.end());
     const std::string close = closest_word(name, names);
-    throw FormatError(fmt::format("{}: tensor '{}' has no place in this architecture{}", folder.string(), name,
-                                  close.empty() ? "" : fmt::format(" (nearest name: '{}')", close)));
+    throw FormatError(fmt::format("{}: tensor '{}' has no place in the architecture of config.json{}", folder.string(),
+                                  name, close.empty() ? "" : fmt::format(" (nearest name: '{}')", close)));
   }
 }
 
@@ -99,6 +100,10 @@ void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
   const CheckpointReader reader(folder);
   check_tensors(decoder, reader, folder);
   copy_tensors(decoder, reader);
+}
+
+void check_weights(const std::filesystem::path& folder) {
+  check_tensors(Decoder(ModelConfig::load(folder)), CheckpointReader(folder), folder);
 }
 
 std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device) {

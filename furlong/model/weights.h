@@ -29,6 +29,10 @@ void save_weights(const Decoder& decoder, const std::filesystem::path& folder, a
 /// naming it.
 void load_weights(Decoder& decoder, const std::filesystem::path& folder);
 
+/// Names and shapes of a folder's tensors against its config.json, from the files' headers alone: the same FormatError
+/// as load_weights.
+void check_weights(const std::filesystem::path& folder);
+
 /// Reads config.json, builds the decoder in `dtype` and loads the weights. Not trainable.
 std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device);
 

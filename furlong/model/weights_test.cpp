@@ -99,7 +99,22 @@ TEST_F(WeightsTest, RefusesMissingUnknownAndMisshapenTensorsByName) {
       if (name == "language_model.model.norm.weight") tensor = at::ones({63});
     }
   });
-  EXPECT_THAT(refusal(), HasSubstr("'language_model.model.norm.weight' is [63], need [64]"));
+  EXPECT_THAT(refusal(), HasSubstr("'language_model.model.norm.weight' is [63], config.json asks for [64]"));
+}
+
+TEST_F(WeightsTest, ChecksAConfigAgainstTheHeadersAlone) {
+  save_weights(*tiny_decoder(), folder_, at::kFloat);
+  EXPECT_NO_THROW(check_weights(folder_));
+  OrderedJson config = read_json(folder_ / "config.json");
+  config["text_config"]["vocab_size"] = tiny_config().vocab_size + 1;
+  write_json_atomic(folder_ / "config.json", config);
+  try {
+    check_weights(folder_);
+    FAIL() << "accepted";
+  } catch (const FormatError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("embed_tokens.weight' is"));
+    EXPECT_EQ(error.exit_code(), 2);
+  }
 }
 
 TEST(Initialize, DependsOnSeedAndNameAlone) {

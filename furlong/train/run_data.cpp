@@ -18,8 +18,9 @@ OrderedJson describe_data(const TrainConfig& config) {
     for (const SourceConfig& source : config.sources_of(stage)) {
       const ShardSet shards(source.path);
       if (shards.vocab_size() > config.model.vocab_size) {
-        throw UsageError(fmt::format("{}: its tokenizer has {} entries, the model's vocab_size is {}", source.path,
-                                     shards.vocab_size(), config.model.vocab_size));
+        throw UsageError(
+            fmt::format("{}: its tokenizer has {} entries, the model's vocab_size is {} (--set model.vocab_size={})",
+                        source.path, shards.vocab_size(), config.model.vocab_size, shards.vocab_size()));
       }
       if (tokenizer.empty()) tokenizer = shards.tokenizer_sha256();
       if (shards.tokenizer_sha256() != tokenizer) {

@@ -157,12 +157,24 @@ refused "temperature NaN" 2 'temperature.*nan' "${generate[@]}" In --temperature
 refused "top-p above 1" 2 'top.p.*2' "${generate[@]}" In --top-p 2
 refused "top-p zero" 2 'top.p.*0' "${generate[@]}" In --top-p 0
 refused "seed negative" 2 '--seed.*-3' "${generate[@]}" In --seed -3
+refused "max-tokens beyond the context" 2 '^furlong: prompt and max-tokens.*context' "${generate[@]}" In --max-tokens 99999999
 refused "empty prompt" 2 '--prompt' "${generate[@]}" ''
 accepted "max-tokens zero" '^In$' "${generate[@]}" In --max-tokens 0
 accepted "a prompt of invalid UTF-8" ' 4 tokens in| [0-9]+ prompt tokens' "${generate[@]}" $'In \xff\xfe\xc3' --max-tokens 4
-refused "unknown precision" 2 '--dtype.*fp8' "${generate[@]}" In --dtype fp8
+"$furlong" train "$tmp/tiny.toml" --out "$tmp/wide" --set model.vocab_size=4096 >/dev/null 2>&1
+accepted "a model of more entries than its tokenizer" '24 tokens in' "$furlong" generate --checkpoint "$tmp/wide" --prompt In \
+  --max-tokens 24 --temperature 100 --top-p 1 --seed 1
+rm -rf "$tmp/wide"
+refused "unknown precision" 2 '--compute.*fp8' "${generate[@]}" In --compute fp8
 refused "plan of a context of 0" 2 '--context.*0' "$furlong" plan configs/model/nano.toml --context 0 --batch 1
 refused "eval chunk 0" 2 '--chunk' "$furlong" eval loss --checkpoint "$tmp/run" --data "$tmp/data" --chunk 0
+refused "eval threads negative" 2 '--threads.*-1 not in range 0 to 4096' "$furlong" eval loss --checkpoint "$tmp/run" \
+  --data "$tmp/data" --threads -1
+refused "eval window negative" 2 '--context.*-1 not in range 0 to 1073741824' "$furlong" eval loss --checkpoint "$tmp/run" \
+  --data "$tmp/data" --window -1
+accepted "plan of a run" 'parameters' "$furlong" plan "$tmp/run" --context 64 --batch 1
+accepted "plan of a training config" 'parameters' "$furlong" plan "$tmp/tiny.toml" --context 64 --batch 1
+accepted "inspect of a training config" 'vocab_size = 2048' "$furlong" inspect "$tmp/tiny.toml"
 
 # --- Config keys and sizes.
 set_refused "misspelt key" "'stages.0.contxt'.*'context'" stages.0.contxt=3
@@ -291,9 +303,11 @@ refused "report of no run" 1 "$tmp/data" "$furlong" report "$tmp/data"
 fresh
 sed -i 's/"vocab_size": *2048/"vocab_size": 1024/' "$newest/config.json"
 reads_refuse "config.json of another vocabulary" 2 "$last"
+inspect_refuses "config.json of another vocabulary" 2 "$last: tensor .*\[2048, 32\], config.json asks for \[1024, 32\]"
 fresh
 sed -i 's/"hidden_size": *32/"hidden_size": 1048576/' "$newest/config.json"
 reads_refuse "config.json of an absurd width" 2 "$last"
+inspect_refuses "config.json of an absurd width" 2 "$last: tensor "
 
 # --- Shards and corpora.
 shards() { rm -rf "$tmp/shards"; cp -r "$tmp/data" "$tmp/shards"; }
