@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a trained hybrid model: set-up, build, corpus, tokenizer, training, evaluation, samples, report.
 # About ten minutes of training on two cores. Everything lands in out/demo; the end is out/demo/summary.json.
+# Ctrl-C saves, and the next start with the same settings and program goes on; after a whole demo a start trains anew.
 #
 #   bash runs/demo.sh                        the whole demo
 #   bash runs/demo.sh --set stages.0.tokens=200000 ...    with changed training settings
@@ -20,10 +21,24 @@ step "the King James text, four books held out whole; tokenizer of 2,048 entries
 bash runs/demo_data.sh
 
 step "training (configs/demo.toml)"
-rm -rf "$run"
+# What a stopped run was made of; gone when the demo has come to its end.
+stamp=$( (cat configs/demo.toml configs/model/nano.toml "$furlong" build/cpu/lib/libfurlong_ops.so; printf '%s\n' "$@") | cksum)
+resume=()
+if [ -e "$run/checkpoints/latest" ] && [ "$(cat "$out/unfinished" 2>/dev/null)" = "$stamp" ]; then
+  resume=(--resume)
+else
+  rm -rf "$run"
+fi
+printf '%s\n' "$stamp" >"$out/unfinished"
 training=$(date +%s)
-$furlong train configs/demo.toml --out "$run" "$@"
-trained=$(date +%s)
+$furlong train configs/demo.toml --out "$run" "${resume[@]}" "$@" || {
+  code=$?
+  [ $code -ne 130 ] || echo "or start runs/demo.sh again in the same way: it goes on to evaluation and report" >&2
+  exit $code
+}
+seconds=$(($(date +%s) - training))
+# Of a run in parts: the steps' own time.
+[ ${#resume[@]} -eq 0 ] || seconds=$(jq -s 'map(.seconds) | add | round' "$run/metrics.jsonl")
 
 step "held-out text: bits per byte"
 $furlong eval loss --checkpoint "$run" --data "$out/data/heldout" --out "$run/eval.json" >/dev/null
@@ -48,7 +63,7 @@ $furlong report "$run" --out "$out/report.html"
 
 jq -n --slurpfile eval "$run/eval.json" --slurpfile base "$run/baselines.json" \
   --slurpfile count <($furlong inspect "$run" --json) --slurpfile last <(tail -n 1 "$run/metrics.jsonl") \
-  --argjson seconds $((trained - training)) --argjson total $(($(date +%s) - begin)) --arg report "$out/report.html" \
+  --argjson seconds "$seconds" --argjson total $(($(date +%s) - begin)) --arg report "$out/report.html" \
   '{val_bits_per_byte: $eval[0].bits_per_byte, gzip_bits_per_byte: $base[0].gzip_bits_per_byte,
     xz_bits_per_byte: $base[0].xz_bits_per_byte, parameters: $count[0].model.parameters,
     active_parameters: $count[0].model.active_parameters, train_tokens: $last[0].tokens, seconds: $seconds,
@@ -57,3 +72,4 @@ jq -n --slurpfile eval "$run/eval.json" --slurpfile base "$run/baselines.json" \
 
 step "summary ($out/summary.json)"
 cat "$out/summary.json"
+rm -f "$out/unfinished"
