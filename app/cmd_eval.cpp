@@ -34,6 +34,7 @@ void check_tokenizer(const std::filesystem::path& checkpoint, const ShardSet& sh
 
 void eval_loss(const LossArguments& arguments) {
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
+  if (!arguments.out.empty()) AtomicFile{arguments.out};  // a place that cannot be written is refused before the work
   const auto folder = find_checkpoint(arguments.checkpoint);
   const ShardSet shards(arguments.data);
   check_tokenizer(folder, shards, arguments.data);
