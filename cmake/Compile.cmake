@@ -14,9 +14,10 @@ add_library(furlong_compile INTERFACE)
 target_include_directories(furlong_compile INTERFACE "${CMAKE_SOURCE_DIR}")
 target_compile_definitions(furlong_compile INTERFACE FMT_HEADER_ONLY=1 FURLONG_VERSION="${PROJECT_VERSION}")
 # -fPIC for programs too: the precompiled header must be made and used with one set of flags.
-target_compile_options(furlong_compile INTERFACE -fPIC -Wall -Wextra -Wno-unknown-pragmas -Werror=return-type)
+target_compile_options(furlong_compile INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-fPIC -Wall -Wextra -Wno-unknown-pragmas -Werror=return-type>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(furlong_compile INTERFACE -fpch-preprocess)
+  target_compile_options(furlong_compile INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
 endif()
 if(FURLONG_SANITIZE)
   # LibTorch itself is not instrumented: its containers cross the border, hence no container-overflow annotations.

@@ -23,6 +23,8 @@ string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[^']*" FURLONG_TORCH_VERSION "${vers
 if(FURLONG_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "torch ${FURLONG_TORCH_VERSION} in ${FURLONG_TORCH_DIR}: 2.11 or newer is needed")
 endif()
+# The Python package reads from the cache which torch a build folder links.
+set(FURLONG_TORCH_LINKED "${FURLONG_TORCH_DIR}" CACHE INTERNAL "")
 message(STATUS "LibTorch ${FURLONG_TORCH_VERSION} in ${FURLONG_TORCH_DIR}")
 
 add_library(furlong_libtorch INTERFACE)

@@ -1,16 +1,5 @@
 # The libraries. Sources are found by room: a new file in a folder needs no line here.
 
-# furlong_sources(OUT folder...): the .cpp files below the folders, without tests, benches and layers.
-function(furlong_sources out)
-  set(all "")
-  foreach(folder IN LISTS ARGN)
-    file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/${folder}/*.cpp")
-    list(APPEND all ${found})
-  endforeach()
-  list(FILTER all EXCLUDE REGEX "_(test|bench)\\.cpp$")
-  set(${out} ${all} PARENT_SCOPE)
-endfunction()
-
 # base, tokenizer: no torch.
 furlong_sources(base_sources furlong/base)
 add_library(furlong_base STATIC ${base_sources})
@@ -22,16 +11,6 @@ target_include_directories(furlong_base SYSTEM PUBLIC "${FURLONG_TORCH_DIR}/incl
 furlong_sources(tokenizer_sources furlong/tokenizer)
 add_library(furlong_tokenizer STATIC ${tokenizer_sources})
 target_link_libraries(furlong_tokenizer PUBLIC furlong_base PkgConfig::PCRE2)
-
-# The operators: one shared library that needs LibTorch alone, so that Python can load it. From a static archive the
-# linker would drop the registrations, hence SHARED and, for whoever links it, --no-as-needed.
-furlong_sources(ops_sources furlong/ops)
-list(FILTER ops_sources EXCLUDE REGEX "/layer[^/]*\\.cpp$")
-add_library(furlong_ops SHARED ${ops_sources})
-set_target_properties(furlong_ops PROPERTIES DEFINE_SYMBOL "")
-target_link_libraries(furlong_ops PUBLIC furlong_compile furlong::libtorch OpenMP::OpenMP_CXX hwy::hwy)
-target_link_options(furlong_ops INTERFACE "-Wl,--no-as-needed")
-target_precompile_headers(furlong_ops PRIVATE furlong/ops/common/pch.h)
 
 # Everything above the operators.
 set(core_folders furlong/checkpoint furlong/data furlong/optim furlong/model furlong/train furlong/infer furlong/eval)

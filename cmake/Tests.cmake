@@ -53,6 +53,25 @@ add_executable(split_check tests/acceptance/split_check.cpp tests/acceptance/spl
 target_link_libraries(split_check PRIVATE furlong_test_support CLI11::CLI11)
 target_precompile_headers(split_check REUSE_FROM furlong_ops)
 
+# Torch-free programs of the CUDA kernels (x_test.cu, x_bench.cu), one each: build/PRESET/bin/OP_x_test. Without a GPU they
+# say SKIP.
+if(FURLONG_CUDA_KERNELS)
+  file(GLOB_RECURSE device_programs CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/ops/*_test.cu"
+    "${CMAKE_SOURCE_DIR}/furlong/ops/*_bench.cu")
+  foreach(source IN LISTS device_programs)
+    get_filename_component(program "${source}" NAME_WE)
+    get_filename_component(folder "${source}" DIRECTORY)
+    get_filename_component(op "${folder}" NAME)
+    set(name "${op}_${program}")
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE furlong_kernels OpenMP::OpenMP_CXX)
+    target_compile_options(${name} PRIVATE -Xcompiler=-fopenmp)
+    if(program MATCHES "_test$")
+      add_test(NAME ${name} COMMAND ${name})
+    endif()
+  endforeach()
+endif()
+
 file(GLOB_RECURSE bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/*_bench.cpp")
 foreach(source IN LISTS bench_sources)
   get_filename_component(bench "${source}" NAME_WE)

@@ -18,6 +18,19 @@ inline bool has_cpu_kernel(const at::Tensor& tensor) {
   return tensor.is_cpu() && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
 }
 
+/// Whether this build holds our CUDA kernels; without them CUDA tensors run the references.
+#ifdef FURLONG_CUDA
+inline constexpr bool kCudaKernels = true;
+#else
+inline constexpr bool kCudaKernels = false;
+#endif
+
+/// A kernel of ours, or its shape-only form, takes this tensor: ops with private forward and backward ops use them.
+inline bool has_kernel(const at::Tensor& tensor) {
+  const bool dtype = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
+  return dtype && (tensor.is_cpu() || tensor.is_meta() || (kCudaKernels && tensor.is_cuda()));
+}
+
 inline bool is_bf16(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16;
 }

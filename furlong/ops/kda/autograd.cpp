@@ -8,6 +8,7 @@
 #include "furlong/base/shape.h"
 #include "furlong/ops/common/kernel.h"
 #include "furlong/ops/kda/internal.h"
+#include "furlong/ops/kda/recomputed.h"
 
 namespace furlong::kda {
 
@@ -69,7 +70,10 @@ std::tuple<at::Tensor, at::Tensor> chunk_autograd(const at::Tensor& q_NHK, const
     at::AutoDispatchBelowADInplaceOrView guard;
     return op.call(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
   }
-  if (!has_cpu_kernel(q_NHK)) {
+  const ChunkCall call{q_NHK, k_NHK,   v_NHV,        decay_log_NHK,      beta_NH, {},
+                       {},    offsets, offsets_host, initial_state_BHKV, 0,       scale};
+  if (has_recomputed_gradient(call)) return chunk_recomputed(call);
+  if (!has_cpu_kernel(q_NHK) && !q_NHK.is_meta()) {
     return reference(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
   }
   const variable_list result = ChunkFunction::apply(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host,
@@ -102,6 +106,8 @@ TORCH_LIBRARY_IMPL(furlong, Autograd, m) {
   m.impl("kda_step_", furlong::kda::step_autograd);
 }
 
+#ifndef FURLONG_CUDA
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("kda_chunk", furlong::kda::reference);
 }
+#endif

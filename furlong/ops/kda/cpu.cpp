@@ -129,15 +129,17 @@ std::tuple<at::Tensor, at::Tensor> chunk_cpu(const at::Tensor& q_NHK, const at::
   return run_forward({q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, initial_state_BHKV, scale}, {});
 }
 
-/// Forward that also returns the state entering each chunk, [chunks, H, K, V], for the gradient.
+/// Forward that also returns the state entering each chunk, for the gradient: [entering_rows, H, K, V], the first
+/// num_chunks of them written.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_cpu(
     const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK,
     const at::Tensor& beta_NH, const at::Tensor& offsets, const at::Tensor& offsets_host,
     const std::optional<at::Tensor>& initial_state_BHKV, double scale) {
   check_arguments("kda_chunk", q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV);
   const HeldInputs held(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, initial_state_BHKV, scale);
-  const at::Tensor entering =
-      at::empty({held.num_chunks, q_NHK.size(1), q_NHK.size(2), v_NHV.size(2)}, decay_log_NHK.options());
+  static_assert(kEnteringRows == kChunkRows);
+  const int64_t rows = entering_rows(q_NHK.size(0), offsets_host.numel() - 1);
+  const at::Tensor entering = at::empty({rows, q_NHK.size(1), q_NHK.size(2), v_NHV.size(2)}, decay_log_NHK.options());
   auto [out, final_state] = run_forward(held, entering);
   return {out, final_state, entering};
 }

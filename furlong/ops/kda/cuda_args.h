@@ -101,4 +101,18 @@ bool has_tensor_core_forward(const Inputs& in);
 size_t forward_workspace_bytes(const ForwardArgs& args);
 int launch_forward(const ForwardArgs& args);
 
+/// kda_step_: one token of each of in.sequences sequences (in.tokens and in.offsets are not used). Slot slots_B[b] of
+/// the pool is updated in place; a slot appears once, one outside the pool stops the kernel with a message.
+struct StepArgs {
+  Inputs in;  // key_size at most 256
+  float* state_SHKV = nullptr;
+  int64_t slots = 0;  // S
+  const int64_t* slots_B = nullptr;
+  void* out_BHV = nullptr;  // contiguous, element type of v
+  Stream stream = nullptr;
+};
+
+/// One launch, no workspace; every state is read and written once. A sequence's bits do not depend on the others.
+int launch_step(const StepArgs& args);
+
 }  // namespace furlong::kda::cuda

@@ -2,6 +2,8 @@
 //   N packed tokens   H heads   K key size
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softplus.h>
 
@@ -41,6 +43,31 @@ at::Tensor gate_softplus_reference(const at::Tensor& z_NHK, const at::Tensor& a_
   return at::softplus(biased(z_NHK, dt_bias_HK), 1, 20) * -a_log_H.exp().unsqueeze(-1);
 }
 
+namespace {
+
+at::Tensor gate_meta(const at::Tensor& z_NHK, const at::Tensor& a_log_H) {
+  return at::empty_symint(z_NHK.sym_sizes(), z_NHK.options().dtype(a_log_H.scalar_type()));
+}
+
+at::Tensor gate_bounded_meta(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& /*dt_bias_HK*/,
+                             double /*lower_bound*/) {
+  return gate_meta(z_NHK, a_log_H);
+}
+
+at::Tensor gate_softplus_meta(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& /*dt_bias_HK*/) {
+  return gate_meta(z_NHK, a_log_H);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gate_backward_meta(const at::Tensor& /*d_decay_log_NHK*/,
+                                                                  const at::Tensor& z_NHK, const at::Tensor& a_log_H,
+                                                                  const at::Tensor& dt_bias_HK,
+                                                                  double /*lower_bound*/) {
+  return {at::empty_symint(z_NHK.sym_sizes(), z_NHK.options()), at::empty_like(a_log_H),
+          at::empty_like(dt_bias_HK, at::MemoryFormat::Contiguous)};
+}
+
+}  // namespace
+
 }  // namespace kda
 
 at::Tensor kda_gate_bounded(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK,
@@ -71,12 +98,15 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
       "(Tensor, Tensor, Tensor)");
 }
 
+#ifndef FURLONG_CUDA
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("kda_gate_bounded", furlong::kda::gate_bounded_reference);
   m.impl("kda_gate_softplus", furlong::kda::gate_softplus_reference);
 }
+#endif
 
 TORCH_LIBRARY_IMPL(furlong, Meta, m) {
-  m.impl("kda_gate_bounded", furlong::kda::gate_bounded_reference);
-  m.impl("kda_gate_softplus", furlong::kda::gate_softplus_reference);
+  m.impl("kda_gate_bounded", furlong::kda::gate_bounded_meta);
+  m.impl("kda_gate_softplus", furlong::kda::gate_softplus_meta);
+  m.impl("_kda_gate_backward", furlong::kda::gate_backward_meta);
 }

@@ -126,12 +126,12 @@ class GateFunction : public torch::autograd::Function<GateFunction> {
 
 at::Tensor bounded_autograd(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK,
                             double lower_bound) {
-  if (has_cpu_kernel(z_NHK)) return GateFunction::apply(z_NHK, a_log_H, dt_bias_HK, lower_bound);
+  if (has_kernel(z_NHK)) return GateFunction::apply(z_NHK, a_log_H, dt_bias_HK, lower_bound);
   return gate_bounded_reference(z_NHK, a_log_H, dt_bias_HK, lower_bound);
 }
 
 at::Tensor softplus_autograd(const at::Tensor& z_NHK, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK) {
-  if (has_cpu_kernel(z_NHK)) return GateFunction::apply(z_NHK, a_log_H, dt_bias_HK, 0.0);
+  if (has_kernel(z_NHK)) return GateFunction::apply(z_NHK, a_log_H, dt_bias_HK, 0.0);
   return gate_softplus_reference(z_NHK, a_log_H, dt_bias_HK);
 }
 

@@ -61,12 +61,9 @@ void check_arguments(const char* op, const at::Tensor& q_NHK, const at::Tensor& 
   }
 }
 
-namespace {
-
-void check_step(const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at::Tensor& v_BHV,
+void check_step(const char* op, const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at::Tensor& v_BHV,
                 const at::Tensor& decay_log_BHK, const at::Tensor& beta_BH, const at::Tensor& state_SHKV,
                 const at::Tensor& slots_B) {
-  const char* op = "kda_step_";
   check_shape(op, "q_BHK", q_BHK, {-1, -1, -1});
   const int64_t B = q_BHK.size(0), H = q_BHK.size(1), K = q_BHK.size(2);
   check_shape(op, "k_BHK", k_BHK, {B, H, K});
@@ -81,6 +78,8 @@ void check_step(const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at::Tens
   check_dtype(op, "slots_B", slots_B, at::kLong);
 }
 
+namespace {
+
 std::tuple<at::Tensor, at::Tensor> chunk_meta(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
                                               const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH,
                                               const at::Tensor& offsets, const at::Tensor& offsets_host,
@@ -88,6 +87,31 @@ std::tuple<at::Tensor, at::Tensor> chunk_meta(const at::Tensor& q_NHK, const at:
                                               double /*scale*/) {
   (void)k_NHK, (void)beta_NH, (void)offsets;
   return {at::empty_like(v_NHV, at::MemoryFormat::Contiguous),
+          at::empty_symint({offsets_host.sym_size(0) - 1, q_NHK.sym_size(1), q_NHK.sym_size(2), v_NHV.sym_size(2)},
+                           decay_log_NHK.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_meta(
+    const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK,
+    const at::Tensor& beta_NH, const at::Tensor& offsets, const at::Tensor& offsets_host,
+    const std::optional<at::Tensor>& initial_state_BHKV, double scale) {
+  auto [out, final_state] =
+      chunk_meta(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
+  const c10::SymInt rows = entering_rows<c10::SymInt>(q_NHK.sym_size(0), offsets_host.sym_size(0) - 1);
+  return {out, final_state,
+          at::empty_symint({rows, q_NHK.sym_size(1), q_NHK.sym_size(2), v_NHV.sym_size(2)}, decay_log_NHK.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> chunk_backward_meta(
+    const at::Tensor& /*d_out_NHV*/, const std::optional<at::Tensor>& /*d_final_state_BHKV*/, const at::Tensor& q_NHK,
+    const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH,
+    const at::Tensor& offsets_host, const at::Tensor& /*entering_states*/, double /*scale*/) {
+  const auto like = [](const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); };
+  return {like(q_NHK),
+          like(k_NHK),
+          like(v_NHV),
+          like(decay_log_NHK),
+          like(beta_NH),
           at::empty_symint({offsets_host.sym_size(0) - 1, q_NHK.sym_size(1), q_NHK.sym_size(2), v_NHV.sym_size(2)},
                            decay_log_NHK.options())};
 }
@@ -128,7 +152,7 @@ at::Tensor kda_step_(const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at:
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                const at::Tensor&, at::Tensor, const at::Tensor&, double);
   static const auto op = find_op<Signature>("furlong::kda_step_");
-  kda::check_step(q_BHK, k_BHK, v_BHV, decay_log_BHK, beta_BH, state_SHKV, slots_B);
+  kda::check_step("kda_step_", q_BHK, k_BHK, v_BHV, decay_log_BHK, beta_BH, state_SHKV, slots_B);
   return op.call(q_BHK, k_BHK, v_BHV, decay_log_BHK, beta_BH, state_SHKV, slots_B, scale);
 }
 
@@ -156,5 +180,7 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
 
 TORCH_LIBRARY_IMPL(furlong, Meta, m) {
   m.impl("kda_chunk", furlong::kda::chunk_meta);
+  m.impl("_kda_chunk_forward", furlong::kda::chunk_forward_meta);
+  m.impl("_kda_chunk_backward", furlong::kda::chunk_backward_meta);
   m.impl("kda_step_", furlong::kda::step_meta);
 }

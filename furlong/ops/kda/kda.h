@@ -34,6 +34,15 @@ KdaOutput kda_chunk(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::
                     const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH, const SequenceLayout& layout,
                     const std::optional<at::Tensor>& initial_state_BHKV, double scale);
 
+/// kda_chunk on raw projections: q and k are L2-normalised (eps 1e-6 on the sum of squares), beta is
+/// sigmoid(beta_logit), decay_log is the bounded gate of z, or with lower_bound 0 the unbounded one (see below). z and
+/// beta_logit are fp32 or bf16. Fused into the kernels on CUDA. Differentiable in every tensor. Schema
+/// furlong::kda_chunk_fused.
+KdaOutput kda_chunk_fused(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
+                          const at::Tensor& z_NHK, const at::Tensor& beta_logit_NH, const at::Tensor& a_log_H,
+                          const at::Tensor& dt_bias_HK, const SequenceLayout& layout,
+                          const std::optional<at::Tensor>& initial_state_BHKV, double lower_bound, double scale);
+
 /// The recurrence above token by token in plain tensor operations: the oracle. Any device, fp32 or fp64; autograd
 /// differentiates it. Schema furlong::kda_reference.
 KdaOutput kda_reference(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
@@ -45,6 +54,14 @@ KdaOutput kda_reference(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const 
 at::Tensor kda_step_(const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at::Tensor& v_BHV,
                      const at::Tensor& decay_log_BHK, const at::Tensor& beta_BH, at::Tensor& state_SHKV,
                      const at::Tensor& slots_B, double scale);
+
+/// kda_step_ on raw projections: q and k are L2-normalised (eps 1e-6 on the sum of squares), beta is
+/// sigmoid(beta_logit), decay_log is the bounded gate of z, or with lower_bound 0 the unbounded one. z and beta_logit
+/// are fp32 or bf16. One kernel on CUDA. Schema furlong::kda_step_fused_.
+at::Tensor kda_step_fused_(const at::Tensor& q_BHK, const at::Tensor& k_BHK, const at::Tensor& v_BHV,
+                           const at::Tensor& z_BHK, const at::Tensor& beta_logit_BH, const at::Tensor& a_log_H,
+                           const at::Tensor& dt_bias_HK, at::Tensor& state_SHKV, const at::Tensor& slots_B,
+                           double lower_bound, double scale);
 
 /// Bounded gate (Kimi K3): decay_log = lower_bound * sigmoid(exp(a_log_H) * (z + dt_bias)), in (lower_bound, 0), fp32.
 /// z is fp32 or bf16. Differentiable in z, a_log, dt_bias. Schema furlong::kda_gate_bounded.

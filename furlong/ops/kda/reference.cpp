@@ -132,6 +132,8 @@ TORCH_LIBRARY_IMPL(furlong, CompositeImplicitAutograd, m) {
   m.impl("kda_reference", furlong::kda::reference);
 }
 
+#ifndef FURLONG_CUDA
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("kda_step_", furlong::kda::step_reference);
 }
+#endif

@@ -71,7 +71,9 @@ TORCH_LIBRARY_IMPL(furlong, CompositeImplicitAutograd, m) {
   m.impl("short_conv_reference", furlong::short_conv_detail::reference);
 }
 
+#ifndef FURLONG_CUDA
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
   m.impl("short_conv", furlong::short_conv_detail::reference);
   m.impl("short_conv_step_", furlong::short_conv_detail::step_reference);
 }
+#endif

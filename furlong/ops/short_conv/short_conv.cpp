@@ -31,6 +31,16 @@ std::tuple<at::Tensor, at::Tensor> meta(const at::Tensor& x_NP, const at::Tensor
       at::empty_symint({offsets_host.sym_size(0) - 1, weight_PW.sym_size(1) - 1, x_NP.sym_size(1)}, x_NP.options())};
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_meta(const at::Tensor& /*d_y_NP*/,
+                                                             const std::optional<at::Tensor>& /*d_final_tail_BTP*/,
+                                                             const at::Tensor& x_NP, const at::Tensor& weight_PW,
+                                                             const at::Tensor& offsets_host,
+                                                             const std::optional<at::Tensor>& /*initial_tail_BTP*/) {
+  return {
+      at::empty_like(x_NP, at::MemoryFormat::Contiguous), at::empty_like(weight_PW, at::MemoryFormat::Contiguous),
+      at::empty_symint({offsets_host.sym_size(0) - 1, weight_PW.sym_size(1) - 1, x_NP.sym_size(1)}, x_NP.options())};
+}
+
 at::Tensor step_meta(const at::Tensor& x_BP, const at::Tensor& /*weight_PW*/, at::Tensor /*tail_STP*/,
                      const at::Tensor& /*slots_B*/) {
   return at::empty_like(x_BP, at::MemoryFormat::Contiguous);
@@ -96,7 +106,6 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def(
       "short_conv_reference(Tensor x, Tensor weight, Tensor offsets, Tensor offsets_host, Tensor? initial_tail) -> "
       "(Tensor, Tensor)");
-  // Gradient for CPU tensors.
   m.def(
       "_short_conv_backward(Tensor d_y, Tensor? d_final_tail, Tensor x, Tensor weight, Tensor offsets_host, "
       "Tensor? initial_tail) -> (Tensor, Tensor, Tensor)");
@@ -105,5 +114,6 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
 
 TORCH_LIBRARY_IMPL(furlong, Meta, m) {
   m.impl("short_conv", furlong::short_conv_detail::meta);
+  m.impl("_short_conv_backward", furlong::short_conv_detail::backward_meta);
   m.impl("short_conv_step_", furlong::short_conv_detail::step_meta);
 }
