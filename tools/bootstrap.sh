@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TORCH_VERSION=2.13.0
 packages=(g++ make cmake ninja-build ccache git python3-venv libhwy-dev libtomlplusplus-dev nlohmann-json3-dev
   libcli11-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev bible-kjv xz-utils gzip jq)
-tools=("clang-format==18.1.8" "numpy>=1.26")
+tools=("clang-format==18.1.8" "numpy>=1.26" "pytest>=8")
 for argument in "$@"; do
   case "$argument" in
     --tidy) tools+=("clang-tidy==18.1.8") ;;
