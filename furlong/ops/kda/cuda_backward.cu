@@ -141,7 +141,7 @@ int finish(const BackwardArgs& args, const GradientWork& work) {
   int error = needs_pairs(args.in) ? launch(gradient_finish<kD, true>, {blocks}, 4 * kD, bytes, args, work)
                                    : launch(gradient_finish<kD, false>, {blocks}, 4 * kD, bytes, args, work);
   if (error == 0 && args.in.gate_form != GateForm::kGiven) {
-    error = launch(gradient_gate_sums<kD>, {args.in.heads}, 8 * kD, 8 * kD * 4, args, work);
+    error = launch(gradient_gate_sums<kD>, {args.in.heads, 3}, 1024, 4096, args, work);
   }
   return error;
 }

@@ -174,6 +174,27 @@ FURLONG_DEVICE float sum_sixteen(float (&v)[16], int lane) {
   return v[0] + shuffle_xor(v[0], 1);
 }
 
+/// Four words of each of the four lanes of a quad, turned: lane q ends with word q of lanes 0 to 3.
+FURLONG_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
+  const auto exchange = [&](uint32_t& low, uint32_t& high, int mask) {
+    const bool upper = (lane & mask) != 0;
+    const uint32_t received = shuffle_xor_word(upper ? low : high, mask);
+    low = upper ? received : low;
+    high = upper ? high : received;
+  };
+  exchange(w[0], w[1], 1);
+  exchange(w[2], w[3], 1);
+  exchange(w[0], w[2], 2);
+  exchange(w[1], w[3], 2);
+}
+
+/// A lane's 16 bytes of two adjacent 16 x 8 accumulators after transpose_quad of the words (row 0 left, row 0 right,
+/// row 8 left, row 8 right): full sectors of memory instead of halves.
+struct QuadPlace {
+  int row, tile;  // 0 or 1: the row or eight below; the left or right accumulator
+  FURLONG_DEVICE explicit QuadPlace(int lane) : row((lane & 3) >> 1), tile(lane & 1) {}
+};
+
 /// One row and two channels of a chunk under their decays.
 struct DecayedPair {
   float2 q, k;         // normalised

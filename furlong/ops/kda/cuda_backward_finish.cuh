@@ -73,6 +73,21 @@ FURLONG_DEVICE void add_step(float (&acc)[4][4], const uint32_t (&a)[4], const T
   }
 }
 
+/// Writes this thread's words of a contiguous [N, H, D] tensor.
+template <int kD>
+FURLONG_DEVICE void store_words(void* to, const uint32_t (&x)[2][4], const ChunkEntry& chunk, int heads, int h,
+                                const Place& at) {
+  const QuadPlace own(at.lane);
+  const int row = at.row(own.row);
+  bf16* head = static_cast<bf16*>(to) + ((chunk.first + row) * heads + h) * kD + at.col + own.tile * 8;
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {
+    uint32_t w[4] = {x[0][n], x[0][n + 1], x[1][n], x[1][n + 1]};
+    transpose_quad(w, at.lane);
+    if (row < chunk.rows) *reinterpret_cast<uint4*>(head + n * 8) = uint4{w[0], w[1], w[2], w[3]};
+  }
+}
+
 FURLONG_DEVICE float quad_sum(float x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);
@@ -127,13 +142,19 @@ FURLONG_DEVICE void fetch_chunk(const BackwardArgs& args, const GradientWork& wo
 /// This thread's words of a tensor's chunk, rows past the last one repeating it.
 template <int kD>
 FURLONG_DEVICE void own_words(uint32_t (&x)[2][4], const Rows& from, const ChunkEntry& chunk, int h, const Place& at) {
-  const bf16* head = bf16_rows(from, chunk.first, h) + at.channel(0);
+  const QuadPlace own(at.lane);
+  const int row = at.row(own.row) < chunk.rows ? at.row(own.row) : chunk.rows - 1;
+  const bf16* head =
+      bf16_rows(from, chunk.first, h) + row * static_cast<int>(from.token_stride) + at.col + own.tile * 8;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = at.row(r) < chunk.rows ? at.row(r) : chunk.rows - 1;
-    const bf16* own = head + row * static_cast<int>(from.token_stride);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) x[r][n] = word_at(own + n * 8);
+  for (int n = 0; n < 4; n += 2) {
+    const uint4 words = *reinterpret_cast<const uint4*>(head + n * 8);
+    uint32_t w[4] = {words.x, words.y, words.z, words.w};
+    transpose_quad(w, at.lane);
+    x[0][n] = w[0];
+    x[0][n + 1] = w[1];
+    x[1][n] = w[2];
+    x[1][n + 1] = w[3];
   }
 }
 
@@ -153,27 +174,24 @@ FURLONG_DEVICE void solve_values(const BackwardArgs& args, const ChunkEntry& chu
     add_step(r, a, d_w, k * 16, at);
   }
   sync_block();
+  uint32_t d_v[2][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = at.row(half);
-    const int64_t n64 = chunk.first + row;
     const float beta = s.beta[row];
-    const bool inside = row < chunk.rows;
-    bf16* d_v = static_cast<bf16*>(args.d_v_NHV) + (n64 * args.in.heads + h) * kD;
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float x = r[n][2 * half], y = r[n][2 * half + 1];
       d_w.word(row, at.channel(n)) = pack(x, y);
-      if (inside) {
-        const float2 v = unpack(values[half][n]);
-        sum += x * v.x + y * v.y;
-        *reinterpret_cast<uint32_t*>(d_v + at.channel(n)) = pack(beta * x, beta * y);
-      }
+      const float2 v = unpack(values[half][n]);
+      sum += x * v.x + y * v.y;
+      d_v[half][n] = pack(beta * x, beta * y);
     }
     sum = quad_sum(sum);
     if ((at.lane & 3) == 0) mem.floats(At::kRowBeta)[at.share * 64 + row] = sum;
   }
+  store_words<kD>(args.d_v_NHV, d_v, chunk, static_cast<int>(args.in.heads), h, at);
 }
 
 /// dP and dA.
@@ -466,12 +484,10 @@ FURLONG_DEVICE void store_rows(const BackwardArgs& args, const ChunkEntry& chunk
                                const Place& at, int which, const uint32_t (&raw)[2][4], const float (&d_y)[4][4]) {
   constexpr int kShares = kD / 32;
   const float* sums = mem.floats(FinishShared<kD>::kWrites) + which * kShares * 64;
+  uint32_t d_x[2][4];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = at.row(r);
-    if (row >= chunk.rows) continue;
-    bf16* out = static_cast<bf16*>(which == 0 ? args.d_q_NHK : args.d_k_NHK) +
-                ((chunk.first + row) * args.in.heads + h) * kD + at.channel(0);
     const float norm = mem.decays().norm[which][row];
     float dot = 0.0f;
 #pragma unroll
@@ -480,10 +496,10 @@ FURLONG_DEVICE void store_rows(const BackwardArgs& args, const ChunkEntry& chunk
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float2 x = unpack(raw[r][n]);
-      *reinterpret_cast<uint32_t*>(out + n * 8) =
-          pack(norm * (d_y[n][2 * r] - x.x * dot), norm * (d_y[n][2 * r + 1] - x.y * dot));
+      d_x[r][n] = pack(norm * (d_y[n][2 * r] - x.x * dot), norm * (d_y[n][2 * r + 1] - x.y * dot));
     }
   }
+  store_words<kD>(which == 0 ? args.d_q_NHK : args.d_k_NHK, d_x, chunk, static_cast<int>(args.in.heads), h, at);
 }
 
 template <int kD>
@@ -642,36 +658,39 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, 1) gradient_finish(const BackwardArgs
   }
 }
 
-/// d_dt_bias and d_a_log: sums of the chunks' parts in a fixed order. One block of 8 D threads a head.
+/// d_dt_bias and d_a_log: sums of the chunks' parts in a fixed order. 1024 threads; y = 0, 1: half the channels of
+/// d_dt_bias, y = 2: d_a_log.
 template <int kD>
 FURLONG_KERNEL void gradient_gate_sums(const BackwardArgs args, const GradientWork work) {
-  float* sums = reinterpret_cast<float*>(shared_memory());  // [8][2 D]
+  float* sums = reinterpret_cast<float*>(shared_memory());
   const int tid = thread_index(), h = block_index_x(), heads = static_cast<int>(args.in.heads);
-  const int lane = tid % (2 * kD), first = tid / (2 * kD), step = block_size_x() / (2 * kD);
+  const bool bias = block_index_y() < 2;
+  const int lanes = bias ? kD / 2 : kD, lane = tid % lanes, offset = (bias ? block_index_y() * kD / 2 : kD) + lane;
+  const int step = block_size_x() / lanes;
   float sum = 0.0f;
   constexpr int kBatch = 8;
-  for (int start = first; start < work.slots; start += kBatch * step) {
+  for (int start = tid / lanes; start < work.slots; start += kBatch * step) {
     float part[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int slot = start + i * step;
       const bool used = slot < work.slots && work.table_X[slot].rows > 0;
-      part[i] = used ? work.partial[(static_cast<int64_t>(slot) * heads + h) * 2 * kD + lane] : 0.0f;
+      part[i] = used ? work.partial[(static_cast<int64_t>(slot) * heads + h) * 2 * kD + offset] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) sum += part[i];
   }
   sums[tid] = sum;
   sync_block();
-  if (tid < 2 * kD) {
-    for (int other = 1; other < step; ++other) sum += sums[other * 2 * kD + tid];
-    if (tid < kD) args.d_dt_bias_HK[h * kD + tid] = sum;
+  if (tid < lanes) {
+    for (int other = 1; other < step; ++other) sum += sums[other * lanes + tid];
+    if (bias) args.d_dt_bias_HK[h * kD + offset] = sum;
     sums[tid] = sum;
   }
   sync_block();
-  if (tid == 0) {
+  if (tid == 0 && !bias) {
     float total = 0.0f;
-    for (int d = 0; d < kD; ++d) total += sums[kD + d];
+    for (int d = 0; d < kD; ++d) total += sums[d];
     args.d_a_log_H[h] = total;
   }
 }

@@ -73,10 +73,16 @@ FURLONG_DEVICE void invert(const float* a, float* t) {
     float x[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      float sum = i == column ? 1.0f : 0.0f;
+      float even = i == column ? 1.0f : 0.0f, odd = 0.0f;
 #pragma unroll
-      for (int m = 0; m < i; ++m) sum -= square[i * kSquare + m] * x[m];
-      x[i] = sum;
+      for (int m = 0; m < i; m += 4) {
+        const float4 row = *reinterpret_cast<const float4*>(square + i * kSquare + m);
+        even -= row.x * x[m];
+        if (m + 1 < i) odd -= row.y * x[m + 1];
+        if (m + 2 < i) even -= row.z * x[m + 2];
+        if (m + 3 < i) odd -= row.w * x[m + 3];
+      }
+      x[i] = even + odd;
     }
     if (lane < 16) {
 #pragma unroll
@@ -151,12 +157,18 @@ FURLONG_DEVICE float pair_score(const Inputs& in, const ChunkEntry& chunk, int h
   return sum * s.norm[read ? 0 : 1][i] * s.norm[1][j] * (read ? in.scale : 1.0f);
 }
 
-/// Stores a 16 x 16 accumulator pair of columns as bf16 into a row-major [64, kCols] matrix.
-FURLONG_DEVICE void store_fragment(bf16* to, int64_t stride, const float (&acc)[4], float sign, int row, int col,
-                                   int lane) {
-  bf16* at = to + (row + (lane >> 2)) * stride + col + (lane & 3) * 2;
-  *reinterpret_cast<uint32_t*>(at) = pack(sign * acc[0], sign * acc[1]);
-  *reinterpret_cast<uint32_t*>(at + 8 * stride) = pack(sign * acc[2], sign * acc[3]);
+/// Stores a 16 x 32 accumulator as bf16 into a row-major matrix of `stride` columns.
+FURLONG_DEVICE void store_fragments(bf16* to, int stride, const float (&acc)[4][4], float sign, int row, int col,
+                                    int lane) {
+  const QuadPlace own(lane);
+  bf16* at = to + (row + (lane >> 2) + own.row * 8) * stride + col + own.tile * 8;
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {
+    uint32_t w[4] = {pack(sign * acc[n][0], sign * acc[n][1]), pack(sign * acc[n + 1][0], sign * acc[n + 1][1]),
+                     pack(sign * acc[n][2], sign * acc[n][3]), pack(sign * acc[n + 1][2], sign * acc[n + 1][3])};
+    transpose_quad(w, lane);
+    *reinterpret_cast<uint4*>(at + n * 8) = uint4{w[0], w[1], w[2], w[3]};
+  }
 }
 
 /// P (causal, bf16) and A (strictly causal, times beta, fp32) from the decayed operands, which they overwrite.
@@ -270,11 +282,8 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, kPairs ? 1 : 2)
       multiply(w[2 * n + 1], a, b[2], b[3]);
     }
   }
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    store_fragment(work.values + tile * 64 * kD, kD, u[n], 1.0f, m * 16, col + n * 8, lane);
-    store_fragment(work.minus_w + tile * 64 * kD, kD, w[n], -1.0f, m * 16, col + n * 8, lane);
-  }
+  store_fragments(work.values + tile * 64 * kD, kD, u, 1.0f, m * 16, col, lane);
+  store_fragments(work.minus_w + tile * 64 * kD, kD, w, -1.0f, m * 16, col, lane);
   float d_v[4][4] = {};
   for (int k = m; k < 4; ++k) {
     uint32_t a[4], b[4];
@@ -286,10 +295,7 @@ FURLONG_KERNEL void FURLONG_BOUNDS(4 * kD, kPairs ? 1 : 2)
       multiply(d_v[2 * n + 1], a, b[2], b[3]);
     }
   }
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    store_fragment(work.d_values + tile * 64 * kD, kD, d_v[n], 1.0f, m * 16, col + n * 8, lane);
-  }
+  store_fragments(work.d_values + tile * 64 * kD, kD, d_v, 1.0f, m * 16, col, lane);
 }
 
 }  // namespace furlong::kda::cuda

@@ -152,15 +152,12 @@ FURLONG_KERNEL void FURLONG_BOUNDS((WalkShared<kD, kSlice, kReverse>::kThreads),
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) multiply(x[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
-    bf16* values_out = (kReverse ? work.d_values : work.values) + tile * 64 * kD + first_value;
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = row + group + r * 8, v = col + n * 8 + quad * 2;
-        const uint32_t pair = pack(x[n][2 * r], x[n][2 * r + 1]);
-        values.word(i, v) = pair;
-        *reinterpret_cast<uint32_t*>(values_out + i * kD + v) = pair;
+        values.word(i, v) = pack(x[n][2 * r], x[n][2 * r + 1]);
       }
     }
     const float* end = stage_end(step);
@@ -171,6 +168,11 @@ FURLONG_KERNEL void FURLONG_BOUNDS((WalkShared<kD, kSlice, kReverse>::kThreads),
     if (kReverse)
       add_outer<kD, kSlice, kTiles, kCols>(state, stage_tile(step, 2), stage_slice(step, 1), state_row, col, lane);
     sync_block();
+    bf16* values_out = (kReverse ? work.d_values : work.values) + tile * 64 * kD + first_value;
+    for (int piece = tid; piece < 64 * kSlice / 8; piece += kThreads) {
+      const int i = piece / (kSlice / 8), v = piece % (kSlice / 8) * 8;
+      *reinterpret_cast<uint4*>(values_out + i * kD + v) = *reinterpret_cast<const uint4*>(values.at(i, v));
+    }
     add_outer<kD, kSlice, kTiles, kCols>(state, stage_tile(step, 1), values, state_row, col, lane);
   }
   copy_wait<0>();

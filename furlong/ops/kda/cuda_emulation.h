@@ -184,6 +184,13 @@ inline float shuffle_xor(float x, int mask) {
   const int lane = emu::block->running->index % 32;
   return emu::exchange(&x, 1)[lane ^ mask][0];
 }
+inline uint32_t shuffle_xor_word(uint32_t x, int mask) {
+  float bits;
+  std::memcpy(&bits, &x, 4);
+  const int lane = emu::block->running->index % 32;
+  std::memcpy(&x, &emu::exchange(&bits, 1)[lane ^ mask][0], 4);
+  return x;
+}
 inline bool warp_any(bool mine) {
   float sent = mine ? 1.0f : 0.0f;
   const auto slots = emu::exchange(&sent, 1);

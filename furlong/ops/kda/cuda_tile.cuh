@@ -51,6 +51,9 @@ FURLONG_DEVICE void sync_warp() {
 FURLONG_DEVICE float shuffle_xor(float x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
 }
+FURLONG_DEVICE uint32_t shuffle_xor_word(uint32_t x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
 FURLONG_DEVICE bool warp_any(bool mine) {
   return __any_sync(0xffffffffu, mine);
 }

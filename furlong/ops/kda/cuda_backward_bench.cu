@@ -1,6 +1,6 @@
 // Times the CUDA gradient of kda_chunk in its fused form (bf16, D = 128, bounded gate, norm and sigmoid inside).
 //
-//   kda_cuda_backward_bench [--out FILE] [--hash HASH] [--repeats N] [--slice S] [--shape T,H,B]...
+//   cuda_backward_bench [--out FILE] [--hash HASH] [--repeats N] [--slice S] [--shape T,H,B]...
 //
 // Writes JSON: raw samples of both launches in milliseconds, bytes of inputs, gradients and workspaces, the hash given.
 
@@ -174,7 +174,7 @@ int run(int argc, char** argv) {
   check(cudaGetDeviceProperties(&device, 0), "device");
   std::string rows;
   for (const Shape& shape : shapes) rows += (rows.empty() ? "\n  " : ",\n  ") + measure(shape, repeats, slice);
-  const std::string json = std::string("{\"bench\": \"kda_cuda_backward\", \"device\": \"") + device.name +
+  const std::string json = std::string("{\"bench\": \"cuda_backward\", \"device\": \"") + device.name +
                            "\", \"source_hash\": \"" + hash + "\", \"rows\": [" + rows + "\n]}\n";
   if (!out.empty()) {
     std::FILE* file = std::fopen(out.c_str(), "w");

@@ -1,7 +1,7 @@
 // Tests of the CUDA gradient of kda_chunk, free of torch, against the recurrence and its adjoint token by token in
 // fp64. Without nvcc the kernels run on the CPU through cuda_emulation.h (FURLONG_KDA_SMALL: shapes that it can bear).
 //
-//   kda_cuda_backward_test [--small] [--repeats N]
+//   cuda_backward_test [--small] [--repeats N]
 //
 // Exit code 77: no GPU.
 
