@@ -14,6 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define FURLONG_HOST_DEVICE __host__ __device__
+#else
+#define FURLONG_HOST_DEVICE
+#endif
+
 struct CUstream_st;
 
 namespace furlong::kda::cuda {
@@ -80,18 +86,23 @@ struct ForwardArgs {
 
 /// Row of the state entering chunk `chunk` (a multiple of `every`) of the sequence `b` that starts at token `start`.
 /// Distinct for distinct pairs without a table.
-constexpr int64_t saved_row(int64_t start, int64_t b, int64_t chunk, int64_t every) {
+FURLONG_HOST_DEVICE constexpr int64_t saved_row(int64_t start, int64_t b, int64_t chunk, int64_t every) {
   return start / (every * kChunk) + b + chunk / every;
 }
 constexpr int64_t saved_rows_bound(int64_t tokens, int64_t sequences, int64_t every) {
-  return tokens / (every * kChunk) + sequences + 1;
+  return tokens / (every * kChunk) + sequences;
 }
 
 /// How many segments a sequence of `tokens` tokens is cut into, so that few heads still use the whole machine. Depends
-/// on nothing but its length and the heads: batch neighbours do not change a result's bits.
-constexpr int64_t split_segments(int64_t tokens, int64_t heads) {
+/// on nothing but its length and the heads: batch neighbours do not change a result's bits. With n segments the maps
+/// take (2 n - 3) heads blocks and the outputs n heads; the numbers fill 132 multiprocessors in one round each, or in
+/// two and one where that is less time.
+FURLONG_HOST_DEVICE constexpr int64_t split_segments(int64_t tokens, int64_t heads) {
   if (tokens < 4096 || heads >= 44) return 1;
-  return heads >= 32 ? 3 : heads >= 16 ? 4 : heads >= 8 ? 9 : 16;
+  if (heads > 26) return 3;
+  if (heads > 18) return 4;
+  if (heads > 16) return 5;
+  return heads > 8 ? 8 : 16;
 }
 
 /// True if the tensor-core kernel takes these inputs (bf16, K = 128, V a multiple of 128, aligned); otherwise

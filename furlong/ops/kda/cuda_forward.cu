@@ -86,12 +86,12 @@ __device__ void clear_rows(const ForwardArgs& call, int thread) {
   }
 }
 
-template <bool kMap, int kStages>
+template <bool kAnyGate, bool kMap>
 __device__ void run_recurrence(const KernelArgs& args, const Walk& walk, int rank, bool matrix, char* shared,
                                int thread) {
   const ForwardArgs& call = args.call;
   const int64_t values = call.in.value_size, state_size = kHead * values;
-  Recurrence<kMap, kStages> recurrence(walk, shared, thread);
+  Recurrence<kAnyGate, kMap> recurrence(walk, shared, thread);
   const float* entering = walk.segment == 0 ? initial_state(call, walk) : nullptr;
   if (!kMap && walk.segment > 0) {
     entering = map_offset(args, rank, walk.segment - 1, walk.head) + walk.slice * kHead;
@@ -131,7 +131,8 @@ __device__ void run_recurrence(const KernelArgs& args, const Walk& walk, int ran
 }
 
 template <bool kAnyGate, bool kMap>
-__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(Layout<kAnyGate>::kThreads, 1)
+    forward_kernel(const __grid_constant__ KernelArgs args) {
   extern __shared__ __align__(1024) char shared[];
   Walk walk;
   const int slices = args.slices + (kMap ? 1 : 0);
@@ -145,11 +146,11 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   const int rank = walk.segments > 1 ? split_rank(args, walk.sequence) : 0;
   const int group = threadIdx.x / kGroup, thread = threadIdx.x % kGroup;
   if (group == 0) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRecurrenceRegisters));
-    run_recurrence<kMap, Layout<kAnyGate>::kStages>(args, walk, rank, matrix, shared, thread);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Layout<kAnyGate>::kRecurrenceRegisters));
+    run_recurrence<kAnyGate, kMap>(args, walk, rank, matrix, shared, thread);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kPrepareRegisters));
-    Preparer<kAnyGate, kMap> preparer(args.call.in, walk, shared, group - 1, thread);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Layout<kAnyGate>::kPrepareRegisters));
+    Preparer<kAnyGate, kMap> preparer(args.call.in, walk, shared);
     preparer.run(matrix);
   }
 }
@@ -198,7 +199,7 @@ cudaError_t launch_walk(const KernelArgs& args) {
   if (error != cudaSuccess) return error;
   const int64_t blocks =
       args.call.in.sequences * args.max_segments * (args.slices + (kMap ? 1 : 0)) * args.call.in.heads;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, args.call.stream>>>(args);
+  kernel<<<static_cast<unsigned>(blocks), Layout<kAnyGate>::kThreads, bytes, args.call.stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -10,6 +10,7 @@
 // What meets the state has factors of at most one: q 2^G, k 2^G, k 2^{G_end - G}.
 
 #include "furlong/ops/kda/cuda_layout.cuh"
+#include "furlong/ops/kda/cuda_warpgroup.cuh"
 
 namespace furlong::kda::cuda {
 
@@ -31,10 +32,10 @@ __device__ __forceinline__ GateChannel gate_channel(const Inputs& in, int head, 
 
 /// sum + decay_log / ln 2 of one input.
 template <bool kAnyGate>
-__device__ __forceinline__ float add_gate(GateForm form, float lower_bound_log2, GateChannel channel, float z,
-                                          float sum) {
+__device__ __forceinline__ float add_gate(GateForm form, float lower_bound, GateChannel channel, float z, float sum) {
   if (!kAnyGate || form == GateForm::kBounded) {
-    return fmaf(lower_bound_log2, reciprocal_approx(1.0f + exp2_approx(fmaf(z, channel.slope, channel.offset))), sum);
+    return fmaf(lower_bound * kLog2E, reciprocal_approx(1.0f + exp2_approx(fmaf(z, channel.slope, channel.offset))),
+                sum);
   }
   if (form == GateForm::kGiven) return sum + fmaxf(z * kLog2E, kLowestLog2);
   const float x = z + channel.offset;
@@ -46,30 +47,30 @@ __device__ __forceinline__ float load_element(const void* data, int64_t index, E
                                  : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
 }
 
-/// Copies the rows of a chunk, of `kBytes` bytes each, into a swizzled tile; one thread's share of every chunk.
+/// Asynchronous copy of the rows of a chunk, of `kBytes` bytes each, into a swizzled tile; rows from `rows` on become
+/// zero.
 template <int kBytes>
-struct RowCopy {
-  static constexpr int kPieces = kBytes / 16, kStep = kGroup / kPieces;  // rows between two pieces of a thread
-  const char* from;                                                      // this thread's piece of the next chunk
-  int64_t step;                                                          // bytes
-
-  RowCopy() = default;
-  __device__ RowCopy(const char* first_row, int64_t row_bytes, int thread)
-      : from(first_row + thread / kPieces * row_bytes + thread % kPieces * 16), step(kStep * row_bytes) {}
-
-  /// Starts the copy of `rows` rows; the others become zero.
-  __device__ __forceinline__ void start(uint32_t tile, int rows, int thread) const {
-    const int row = thread / kPieces;
-    const char* at = from;
+__device__ __forceinline__ void copy_rows(uint32_t tile, const char* first_row, int64_t row_bytes, int rows,
+                                          int thread) {
+  constexpr int kPieces = kBytes / 16, kStep = kGroup / kPieces;  // rows between two pieces of a thread
+  const int row = thread / kPieces, piece = thread % kPieces;
+  const char* from = first_row + row * row_bytes + piece * 16;
 #pragma unroll
-    for (int i = 0; i < kChunk / kStep; ++i) {
-      copy_async_16(tile + swizzled<kBytes>(row + i * kStep, thread % kPieces), at, row + i * kStep < rows);
-      at += step;
-    }
+  for (int i = 0; i < kChunk / kStep; ++i) {
+    const uint32_t to =
+        kBytes == kRowBytes ? tile_at(row + i * kStep, piece) : swizzled<kBytes>(row + i * kStep, piece);
+    copy_async_16(tile + to, from, row + i * kStep < rows);
+    from += kStep * row_bytes;
   }
-  /// On to the chunk `chunks` further.
-  __device__ __forceinline__ void advance(int chunks) { from += step * (chunks * (kChunk / kStep)); }
-};
+}
+
+/// threadIdx.x in a form that the compiler computes anew: what derives from it is then not kept in registers over the
+/// loop of a preparing group, where it would be spilled, and local memory is far away (shared memory leaves no L1).
+__device__ __forceinline__ int fresh_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
 
 template <bool kAnyGate, bool kMap>
 struct Preparer {
@@ -78,34 +79,28 @@ struct Preparer {
   const Walk& walk;
   char* shared;
   int group, thread, warp, lane, block, column;  // this thread's 16 rows and first of two channels
-  float lower_bound_log2;
   GateChannel gate0, gate1;
-  RowCopy<kRowBytes> q_copy, k_copy, gate_copy, v_copy;
-  RowCopy<kHead * 4> wide_gate_copy;
   float gx[16], gy[16];  // sums of gates within the 16 rows
 
-  __device__ Preparer(const Inputs& inputs, const Walk& w, char* memory, int group_index, int thread_index)
-      : in(inputs), walk(w), shared(memory), group(group_index), thread(thread_index) {
+  __device__ Preparer(const Inputs& inputs, const Walk& w, char* memory) : in(inputs), walk(w), shared(memory) {
+    refresh();
+    gate0 = gate_channel(in, walk.head, column);
+    gate1 = gate_channel(in, walk.head, column + 1);
+  }
+
+  /// At the start of every phase, see fresh_thread.
+  __device__ void refresh() {
+    const int index = fresh_thread() - kGroup;
+    group = index / kGroup;
+    thread = index % kGroup;
     warp = thread >> 5;
     lane = thread & 31;
     block = warp >> 1;
     column = (warp & 1) * 64 + lane * 2;
-    lower_bound_log2 = in.lower_bound * kLog2E;
-    gate0 = gate_channel(in, walk.head, column);
-    gate1 = gate_channel(in, walk.head, column + 1);
-    if (!kMap) q_copy = {row_pointer(in.q_NHK, group), in.q_NHK.token_stride * 2, thread};
-    k_copy = {row_pointer(in.k_NHK, group), in.k_NHK.token_stride * 2, thread};
-    // The slice of a map's matrix part lies past the columns of v, which are not read then.
-    v_copy = {row_pointer(in.v_NHV, group) + walk.slice * kRowBytes, in.v_NHV.token_stride * 2, thread};
-    if (wide_gate()) {
-      wide_gate_copy = {row_pointer(in.gate_NHK, group), in.gate_NHK.token_stride * 4, thread};
-    } else {
-      gate_copy = {row_pointer(in.gate_NHK, group), in.gate_NHK.token_stride * 2, thread};
-    }
   }
 
   __device__ char* input(int local) const {
-    return shared + Shape::kInputBase + (group * 2 + (local & 1)) * Shape::kInputBytes;
+    return shared + Shape::kInputBase + (group * Shape::kBuffers + local % Shape::kBuffers) * Shape::kInputBytes;
   }
   __device__ char* scratch() const { return shared + Shape::kScratchBase + group * Scratch::kBytes; }
   __device__ int rows_left(int chunk) const { return min(kChunk, walk.tokens - chunk * kChunk); }
@@ -120,29 +115,31 @@ struct Preparer {
 
   __device__ bool wide_gate() const { return kAnyGate && in.gate_NHK.type == Element::kFloat; }
 
-  /// Starts the copy of q, k, gate of the group's next chunk, `chunk`.
+  /// Starts the copy of q, k, gate of a chunk.
   __device__ void load_inputs(int chunk, int local) {
+    refresh();
     if (chunk < walk.chunks) {
       const uint32_t to = shared_address(input(local));
       const int rows = rows_left(chunk);
-      if (!kMap) q_copy.start(to + Shape::kInputQuery, rows, thread);
-      k_copy.start(to + Shape::kInputKey, rows, thread);
+      const auto copy = [&](const Rows& from, int where) {
+        copy_rows<kRowBytes>(to + where, row_pointer(from, chunk), from.token_stride * 2, rows, thread);
+      };
+      if (!kMap) copy(in.q_NHK, Shape::kInputQuery);
+      copy(in.k_NHK, Shape::kInputKey);
       if (wide_gate()) {
-        wide_gate_copy.start(to + Shape::kInputGate, rows, thread);
-        wide_gate_copy.advance(kGroups);
+        copy_rows<kHead * 4>(to + Shape::kInputGate, row_pointer(in.gate_NHK, chunk), in.gate_NHK.token_stride * 4,
+                             rows, thread);
       } else {
-        gate_copy.start(to + Shape::kInputGate, rows, thread);
-        gate_copy.advance(kGroups);
+        copy(in.gate_NHK, Shape::kInputGate);
       }
-      q_copy.advance(kGroups);
-      k_copy.advance(kGroups);
     }
     copy_async_commit();
   }
 
+  /// The slice of a map's matrix part lies past the columns of v, which are not read then.
   __device__ void load_values(int chunk, char* stage, bool zero) {
-    v_copy.start(shared_address(stage + Stage::kValue), zero ? 0 : rows_left(chunk), thread);
-    v_copy.advance(kGroups);
+    copy_rows<kRowBytes>(shared_address(stage + Stage::kValue), row_pointer(in.v_NHV, chunk) + walk.slice * kRowBytes,
+                         in.v_NHV.token_stride * 2, zero ? 0 : rows_left(chunk), thread);
     copy_async_commit();
   }
 
@@ -166,7 +163,7 @@ struct Preparer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int piece = (thread & 3) + 4 * ((i + row) & 3);  // neighbouring rows in different banks
-          const uint4 words = *reinterpret_cast<const uint4*>(tile + swizzled<kRowBytes>(row, piece));
+          const uint4 words = *reinterpret_cast<const uint4*>(tile + tile_at(row, piece));
           for (const uint32_t pair : {words.x, words.y, words.z, words.w}) {
             const float2 x = unpack_bf16(pair);
             sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
@@ -193,24 +190,31 @@ struct Preparer {
     for (int first = block * 16; first < block * 16 + 16; first += 8) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int row = first + i;
         float2 z;
         if (wide) {
           z = *reinterpret_cast<const float2*>(tile + first * kHead * 4 + swizzled<kHead * 4>(i, column >> 2) +
                                                (column & 3) * 4);
         } else {
-          z = unpack_bf16(*reinterpret_cast<const uint32_t*>(tile + first * kRowBytes +
-                                                             swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2));
+          z = unpack_bf16(
+              *reinterpret_cast<const uint32_t*>(tile + first * 128 + tile_at(i, column >> 3) + (column & 7) * 2));
         }
-        const bool valid = row < rows;
-        const float next_x = add_gate<kAnyGate>(in.gate_form, lower_bound_log2, gate0, z.x, sum_x);
-        const float next_y = add_gate<kAnyGate>(in.gate_form, lower_bound_log2, gate1, z.y, sum_y);
-        sum_x = valid ? next_x : sum_x;
-        sum_y = valid ? next_y : sum_y;
+        sum_x = add_gate<kAnyGate>(in.gate_form, in.lower_bound, gate0, z.x, sum_x);
+        sum_y = add_gate<kAnyGate>(in.gate_form, in.lower_bound, gate1, z.y, sum_y);
         gx[i] = gx[i + 8];
         gy[i] = gy[i + 8];
         gx[i + 8] = sum_x;
         gy[i + 8] = sum_y;
+      }
+      if (first + 8 > rows) {  // padding rows forget nothing
+#pragma unroll
+        for (int i = 8; i < 16; ++i) {
+          if (first + i - 8 >= rows) {
+            gx[i] = i > 8 || first % 16 != 0 ? gx[i - 1] : 0.0f;
+            gy[i] = i > 8 || first % 16 != 0 ? gy[i - 1] : 0.0f;
+          }
+        }
+        sum_x = gx[15];
+        sum_y = gy[15];
       }
     }
     float* totals = reinterpret_cast<float*>(scratch() + Scratch::kTotals) + block * kHead + column;
@@ -230,43 +234,47 @@ struct Preparer {
       *reinterpret_cast<float2*>(stage + Stage::kDecay + column * 4) =
           make_float2(enter_x * leave_x, enter_y * leave_y);
     }
-    // Eight rows at a time: all loads before the first store, which might else wait for each other.
+    // Several rows at a time: their loads before their first store, which might else wait for each other.
+    constexpr int kBatch = 4;
 #pragma unroll 1
     for (int first = block * 16; first < block * 16 + 16; first += 8) {
-      uint32_t k_words[8], q_words[8];
-      float2 row_factors[8];
-      char* inputs = from + first * kRowBytes;
-      char* outputs = stage + first * kRowBytes;
+      char* inputs = from + first * 128;
+      char* outputs = stage + first * 128;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t at = swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2;
-        k_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputKey + at);
-        if (!kMap) q_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputQuery + at);
-        row_factors[i] = factors[first + i];
-      }
+      for (int batch = 0; batch < 8; batch += kBatch) {
+        uint32_t k_words[kBatch], q_words[kBatch];
+        float2 row_factors[kBatch];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t at = swizzled<kRowBytes>(i, column >> 3) + (column & 7) * 2;
-        const auto put = [&](char* tile, float x, float y) {
-          *reinterpret_cast<uint32_t*>(tile + at) = pack_bf16(x, y);
-        };
-        const float dx = gx[i] - shift_x, dy = gy[i] - shift_y;
-        const float ax = exp2_approx(dx), ay = exp2_approx(dy), bx = exp2_approx(-dx), by = exp2_approx(-dy);
-        const float2 k = unpack_bf16(k_words[i]);
-        const float kx = k.x * row_factors[i].y, ky = k.y * row_factors[i].y;
-        const float kax = kx * ax, kay = ky * ay, kbx = kx * bx, kby = ky * by;
-        put(inputs + Shape::kInputKey, kax, kay);
-        put(inputs + Shape::kInputGate, kbx, kby);
-        put(outputs + Stage::kKey, -kax * enter_x, -kay * enter_y);
-        put(outputs + Stage::kWrite, kbx * leave_x, kby * leave_y);
-        if (!kMap) {
-          const float2 q = unpack_bf16(q_words[i]);
-          const float qax = q.x * row_factors[i].x * ax, qay = q.y * row_factors[i].x * ay;
-          put(inputs + Shape::kInputQuery, qax, qay);
-          put(outputs + Stage::kQuery, qax * enter_x, qay * enter_y);
+        for (int i = 0; i < kBatch; ++i) {
+          const uint32_t at = tile_at(batch + i, column >> 3) + (column & 7) * 2;
+          k_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputKey + at);
+          if (!kMap) q_words[i] = *reinterpret_cast<const uint32_t*>(inputs + Shape::kInputQuery + at);
+          row_factors[i] = factors[first + batch + i];
         }
-        gx[i] = gx[i + 8];
-        gy[i] = gy[i + 8];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const uint32_t at = tile_at(batch + i, column >> 3) + (column & 7) * 2;
+          const auto put = [&](char* tile, float x, float y) {
+            *reinterpret_cast<uint32_t*>(tile + at) = pack_bf16(x, y);
+          };
+          const float dx = gx[batch + i] - shift_x, dy = gy[batch + i] - shift_y;
+          const float ax = exp2_approx(dx), ay = exp2_approx(dy), bx = exp2_approx(-dx), by = exp2_approx(-dy);
+          const float2 k = unpack_bf16(k_words[i]);
+          const float kx = k.x * row_factors[i].y, ky = k.y * row_factors[i].y;
+          const float kax = kx * ax, kay = ky * ay, kbx = kx * bx, kby = ky * by;
+          put(inputs + Shape::kInputKey, kax, kay);
+          put(inputs + Shape::kInputGate, kbx, kby);
+          put(outputs + Stage::kKey, -kax * enter_x, -kay * enter_y);
+          put(outputs + Stage::kWrite, kbx * leave_x, kby * leave_y);
+          if (!kMap) {
+            const float2 q = unpack_bf16(q_words[i]);
+            const float qax = q.x * row_factors[i].x * ax, qay = q.y * row_factors[i].x * ay;
+            put(inputs + Shape::kInputQuery, qax, qay);
+            put(outputs + Stage::kQuery, qax * enter_x, qay * enter_y);
+          }
+          gx[batch + i] = gx[batch + i + 8];
+          gy[batch + i] = gy[batch + i + 8];
+        }
       }
     }
   }
@@ -286,7 +294,7 @@ struct Preparer {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = block * 16 + i;
-      const uint32_t at = swizzled<kRowBytes>(row, column >> 3) + (column & 7) * 2;
+      const uint32_t at = tile_at(row, column >> 3) + (column & 7) * 2;
       const auto pair_at = [&](char* base) -> uint32_t& { return *reinterpret_cast<uint32_t*>(base + at); };
       const float sum_x = before_x + gx[i], sum_y = before_y + gy[i];
       *reinterpret_cast<float2*>(from + Shape::kInputGate + swizzled<kHead * 4>(row, column >> 2) + (column & 3) * 4) =
@@ -310,7 +318,7 @@ struct Preparer {
 
   __device__ void put_score(char* stage, int row, int col, float left, float right, bool is_query) const {
     if (is_query) {
-      *reinterpret_cast<uint32_t*>(stage + Stage::kProbability + row * kSquareRow + col * 2) =
+      *reinterpret_cast<uint32_t*>(stage + Stage::kProbability + square_at(row, col)) =
           pack_bf16(col <= row ? left : 0.0f, col + 1 <= row ? right : 0.0f);
     } else {
       const float beta = reinterpret_cast<const float*>(stage + Stage::kBeta)[row];
@@ -329,8 +337,8 @@ struct Preparer {
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       uint32_t a[4], b[4];
-      load_blocks(a, a_tile + swizzled<kRowBytes>(row_a, 2 * step + (lane >> 4)));
-      load_blocks(b, b_tile + swizzled<kRowBytes>(row_b, 2 * step + ((lane >> 3) & 1)));
+      load_blocks(a, a_tile + tile_at(row_a, 2 * step + (lane >> 4)));
+      load_blocks(b, b_tile + tile_at(row_b, 2 * step + ((lane >> 3) & 1)));
       mma_bf16(sums[0], a, b[0], b[1]);
       mma_bf16(sums[1], a, b[2], b[3]);
     }
@@ -342,7 +350,7 @@ struct Preparer {
     }
   }
 
-  /// The upper right quarters of A and P are neither written nor read. Squares in the order A: 00 10 11, P: 00 10 11.
+  /// The upper right quarters stay as clear_squares left them. Squares in the order A: 00 10 11, P: 00 10 11.
   __device__ void scores(const char* from, char* stage) const {
 #pragma unroll 1
     for (int square = warp; square < (kMap ? 3 : 6); square += 4) {
@@ -358,8 +366,7 @@ struct Preparer {
       if (lane <= row) {
         for (int d = 0; d < kHead; d += 2) {
           const auto word = [&](int tile, int r) {
-            return unpack_bf16(
-                *reinterpret_cast<const uint32_t*>(from + tile + swizzled<kRowBytes>(r, d >> 3) + (d & 7) * 2));
+            return unpack_bf16(*reinterpret_cast<const uint32_t*>(from + tile + tile_at(r, d >> 3) + (d & 7) * 2));
           };
           const auto sum = [&](int r) {
             return *reinterpret_cast<const float2*>(from + Shape::kInputGate + swizzled<kHead * 4>(r, d >> 2) +
@@ -377,8 +384,7 @@ struct Preparer {
       }
       const float beta = reinterpret_cast<const float*>(stage + Stage::kBeta)[row];
       reinterpret_cast<float*>(scratch() + Scratch::kScores)[row * kScoreRow + lane] = lane < row ? a * beta : 0.0f;
-      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kProbability + row * kSquareRow + lane * 2) =
-          __float2bfloat16(p);
+      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kProbability + square_at(row, lane)) = __float2bfloat16(p);
     }
   }
 
@@ -410,7 +416,7 @@ struct Preparer {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       corner[i * kCornerRow + own] = x[i];
-      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kInverse + (half * 16 + i) * kSquareRow + lane * 2) =
+      *reinterpret_cast<__nv_bfloat16*>(stage + Stage::kInverse + square_at(half * 16 + i, lane)) =
           __float2bfloat16(x[i] * beta);
     }
     __syncwarp();
@@ -442,50 +448,76 @@ struct Preparer {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const float2 column_beta = *reinterpret_cast<const float2*>(betas + tile * 8 + 2 * c);
-      char* to = stage + Stage::kInverse + (16 + g) * kSquareRow + (tile * 8 + 2 * c) * 2;
-      *reinterpret_cast<uint32_t*>(to) = pack_bf16(result[tile][0] * column_beta.x, result[tile][1] * column_beta.y);
-      *reinterpret_cast<uint32_t*>(to + 8 * kSquareRow) =
-          pack_bf16(result[tile][2] * column_beta.x, result[tile][3] * column_beta.y);
+      const auto word = [&](int row) -> uint32_t& {
+        return *reinterpret_cast<uint32_t*>(stage + Stage::kInverse + square_at(row, tile * 8 + 2 * c));
+      };
+      word(16 + g) = pack_bf16(result[tile][0] * column_beta.x, result[tile][1] * column_beta.y);
+      word(24 + g) = pack_bf16(result[tile][2] * column_beta.x, result[tile][3] * column_beta.y);
     }
+  }
+
+  /// Zeros in T and P of this group's stage; later only what lies on or below the diagonal blocks is written.
+  __device__ void clear_squares() const {
+    static_assert(2 * kSquare == 2 * kGroup * 16 && Stage::kProbability == Stage::kInverse + kSquare);
+    uint4* squares = reinterpret_cast<uint4*>(shared + Shape::kStageBase + group * Stage::kBytes + Stage::kInverse);
+    squares[thread] = squares[thread + kGroup] = make_uint4(0, 0, 0, 0);
+  }
+
+  __device__ void wait_group() const { barrier_wait(Shape::kGroupBarrier + group, kGroup); }
+
+  __device__ char* stage_of_group() const { return shared + Shape::kStageBase + group * Stage::kBytes; }
+
+  /// The first half of a chunk: its inputs have come; sums of gates and factors of rows.
+  __device__ void first_phase(int chunk, int local, float beta, bool zero_values) {
+    wait_group();
+    refresh();
+    norms(input(local));
+    refresh();
+    gates(input(local), rows_left(chunk));
+    refresh();
+    if (chunk >= Shape::kStages) barrier_wait(Shape::kEmptyBarrier + group, 2 * kGroup);
+    load_values(chunk, stage_of_group(), zero_values);
+    if (thread < kChunk) reinterpret_cast<float*>(stage_of_group() + Stage::kBeta)[thread] = beta;
   }
 
   /// All chunks of this group. `zero_values`: v counts as zero.
   __device__ void run(bool zero_values) {
+    constexpr int kAhead = Shape::kBuffers - 1;  // loads of later chunks under way while one is prepared
     load_inputs(group, 0);
-    for (int chunk = group, local = 0; chunk < walk.chunks; chunk += kGroups, ++local) {
-      load_inputs(chunk + kGroups, local + 1);
+    clear_squares();
+    for (int chunk = group, local = 0; chunk < walk.chunks; chunk += Shape::kGroups, ++local) {
+      if (kAhead > 0) load_inputs(chunk + Shape::kGroups, local + 1);
+      refresh();
       const float beta = load_beta(chunk);
-      const int slot = chunk % Shape::kStages;
-      char* stage = shared + Shape::kStageBase + slot * Stage::kBytes;
-      char* from = input(local);
-      if (chunk >= Shape::kStages) barrier_wait(kEmptyBarrier + slot, 2 * kGroup);
-      load_values(chunk, stage, zero_values);
-      copy_async_wait<2>();
-      barrier_wait(kGroupBarrier + group, kGroup);
-      if (thread < kChunk) reinterpret_cast<float*>(stage + Stage::kBeta)[thread] = beta;
-      norms(from);
-      gates(from, rows_left(chunk));
+      copy_async_wait<kAhead>();
+      first_phase(chunk, local, beta, zero_values);
       bool strong = false;
       if (kAnyGate) {
-        strong = barrier_any(kGroupBarrier + group, kGroup, fminf(gx[15], gy[15]) < -kSafeLog2);
+        strong = barrier_any(Shape::kGroupBarrier + group, kGroup, fminf(gx[15], gy[15]) < -kSafeLog2);
       } else {
-        barrier_wait(kGroupBarrier + group, kGroup);
+        wait_group();
       }
+      refresh();
       if (kAnyGate && strong) {
-        operands_strong(from, stage);
+        operands_strong(input(local), stage_of_group());
       } else {
-        operands(from, stage);
+        operands(input(local), stage_of_group());
       }
-      barrier_wait(kGroupBarrier + group, kGroup);
+      refresh();
+      wait_group();
       if (kAnyGate && strong) {
-        scores_strong(from, stage);
+        scores_strong(input(local), stage_of_group());
       } else {
-        scores(from, stage);
+        scores(input(local), stage_of_group());
       }
-      barrier_wait(kGroupBarrier + group, kGroup);
-      if (warp == 0) invert(stage);
-      copy_async_wait<0>();
-      barrier_arrive(kFullBarrier + slot, 2 * kGroup);
+      refresh();
+      wait_group();
+      if (kAhead == 0) load_inputs(chunk + Shape::kGroups, local + 1);
+      refresh();
+      if (warp == 0) invert(stage_of_group());
+      copy_async_wait<1 - kAhead>();  // v has come
+      group_publish();
+      barrier_arrive(Shape::kFullBarrier + group, 2 * kGroup);
     }
   }
 };
