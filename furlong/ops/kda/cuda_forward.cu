@@ -238,7 +238,12 @@ size_t forward_workspace_bytes(const ForwardArgs& args) {
 }
 
 int launch_forward(const ForwardArgs& args) {
-  if (args.in.sequences == 0 || args.in.heads == 0) return cudaSuccess;
+  if (args.in.heads == 0 || args.in.value_size == 0) return cudaSuccess;
+  if (args.in.sequences == 0) {  // nothing but rows past the end
+    const size_t width = args.in.v_NHV.type == Element::kFloat ? 4 : 2;
+    const size_t bytes = static_cast<size_t>(args.in.tokens * args.in.heads * args.in.value_size) * width;
+    return cudaMemsetAsync(args.out_NHV, 0, bytes, args.stream);
+  }
   if (!has_tensor_core_forward(args.in)) return launch_token_forward(args);
   if (args.workspace_bytes < forward_workspace_bytes(args)) return cudaErrorInvalidValue;
   const KernelArgs kernel_args{args,

@@ -92,7 +92,7 @@ void lengths_and_gates(bool small) {
   }
   gate_kinds(with(base("4096", {4096}), "2 heads", [](Case& c) { c.initial_state = false; }));
   against_oracle(with(base("65536", {65536}), "mild", [](Case& c) { c.gates = Gates::kMild; }));
-  against_oracle(with(base("65536", {65536}), "random, 44 heads' way", [](Case& c) { c.heads = 4; }));
+  against_oracle(with(base("65536", {65536}), "random, 4 heads", [](Case& c) { c.heads = 4; }));
 }
 
 void forms(bool small) {
