@@ -6,6 +6,7 @@
 #include "furlong/ops/kda/cuda_backward_any.cuh"
 #include "furlong/ops/kda/cuda_backward_finish.cuh"
 #include "furlong/ops/kda/cuda_backward_prepare.cuh"
+#include "furlong/ops/kda/cuda_backward_sums.cuh"
 #include "furlong/ops/kda/cuda_backward_walk.cuh"
 
 namespace furlong::kda::cuda {
@@ -148,7 +149,10 @@ int finish(const BackwardArgs& args, const GradientWork& work) {
 
 bool aligned(const Rows& x) {
   const int64_t unit = x.type == Element::kBFloat16 ? 8 : 4;
-  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.token_stride % unit == 0 && x.head_stride % unit == 0;
+  // Offsets inside a chunk are 32-bit.
+  const bool near = x.token_stride >= 0 && x.token_stride < (int64_t{1} << 24);
+  return near && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.token_stride % unit == 0 &&
+         x.head_stride % unit == 0;
 }
 
 }  // namespace

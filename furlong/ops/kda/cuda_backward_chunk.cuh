@@ -299,7 +299,7 @@ FURLONG_DEVICE void decayed_rows(const Inputs& in, const ChunkEntry& chunk, int 
 template <int kD>
 FURLONG_DEVICE void prefetch_rows(const Rows& x, const ChunkEntry& chunk, int h, int thread) {
   const int bytes = x.type == Element::kBFloat16 ? 2 : 4, lines = kD * bytes / 128;
-  if (thread < chunk.rows * lines) {
+  if (thread >= 0 && thread < chunk.rows * lines) {
     const int64_t at = (chunk.first + thread / lines) * x.token_stride + h * x.head_stride;
     prefetch(static_cast<const unsigned char*>(x.data) + at * bytes + thread % lines * 128);
   }
