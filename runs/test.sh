@@ -28,8 +28,20 @@ step "layers, size, docs"
 .venv/bin/python tools/check_size.py
 .venv/bin/python tools/check_docs.py
 
+step "CUDA sources"
+bash tools/compile_cuda.sh
+
 step "tests"
 ctest --preset cpu
+
+step "Python package"
+python="${FURLONG_PYTHON:-.venv/bin/python}"
+if "$python" -c 'import pytest' 2>/dev/null; then
+  FURLONG_OPS_LIBRARY="$PWD/build/cpu/lib/libfurlong_ops.so" PYTHONDONTWRITEBYTECODE=1 \
+    "$python" -m pytest -q -p no:cacheprovider python/tests
+else
+  echo "SKIP: $python has no pytest"
+fi
 
 if $full; then
   step "clang-tidy"

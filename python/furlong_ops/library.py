@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,14 +51,16 @@ def _existing() -> Path | None:
 
 def _build() -> Path:
     folder = SOURCE / "build" / f"python-{torch.__version__}"
-    cuda = torch.version.cuda is not None and (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc").exists()
+    nvcc = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc"
+    cuda = torch.version.cuda is not None and (nvcc.exists() or shutil.which("nvcc") is not None)
     configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-DFURLONG_OPS_ONLY=ON", f"-DFURLONG_TORCH_DIR={_torch_folder()}"]
     configure += [f"-DFURLONG_CUDA={'ON' if cuda else 'OFF'}"]
     for command in (configure, ["cmake", "--build", str(folder), "--target", "furlong_ops"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"furlong_ops: `{' '.join(command)}` failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+            output = done.stdout[-4000:] + done.stderr[-4000:]
+            raise RuntimeError(f"furlong_ops: `{' '.join(command)}` failed:\n{output}")
     return folder / "lib" / NAME
 
 

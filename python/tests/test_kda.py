@@ -162,7 +162,8 @@ def op_inputs(dtype: torch.dtype = torch.float32, gradient: bool = True, tokens:
     torch.manual_seed(0)
     work = torch.float64 if dtype == torch.float64 else torch.float32
     q, k = (torch.nn.functional.normalize(randn(tokens, H, K), dim=-1).to(dtype) for _ in range(2))
-    v, g, beta = randn(tokens, H, V, dtype=dtype), -torch.rand(tokens, H, K, dtype=work), torch.rand(tokens, H, dtype=work)
+    v, g = randn(tokens, H, V, dtype=dtype), -torch.rand(tokens, H, K, dtype=work)
+    beta = torch.rand(tokens, H, dtype=work)
     state = randn(2, H, K, V, dtype=work)
     for leaf in (q, k, v, g, beta, state):
         leaf.requires_grad_(gradient)
