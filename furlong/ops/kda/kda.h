@@ -43,6 +43,19 @@ KdaOutput kda_chunk_fused(const at::Tensor& q_NHK, const at::Tensor& k_NHK, cons
                           const at::Tensor& dt_bias_HK, const SequenceLayout& layout,
                           const std::optional<at::Tensor>& initial_state_BHKV, double lower_bound, double scale);
 
+/// What a sequence's tokens do to the state that enters it: S_end = matrix S + offset. Maps of consecutive segments
+/// compose, so that segments can be worked on at once and a scan yields every segment's entering state (context
+/// parallelism).
+struct KdaSegmentMap {
+  at::Tensor matrix_BHKK;
+  at::Tensor offset_BHKV;
+};
+
+/// The map of each of B sequences, as accurate as kda_chunk and differentiable in every tensor. Schema
+/// furlong::kda_segment_map.
+KdaSegmentMap kda_segment_map(const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK,
+                              const at::Tensor& beta_NH, const SequenceLayout& layout);
+
 /// The recurrence above token by token in plain tensor operations: the oracle. Any device, fp32 or fp64; autograd
 /// differentiates it. Schema furlong::kda_reference.
 KdaOutput kda_reference(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,

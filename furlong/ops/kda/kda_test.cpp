@@ -362,6 +362,7 @@ TEST(KdaSchemas, HaveAllTheirKeys) {
       {"furlong::kda_gate_bounded", all},
       {"furlong::kda_gate_softplus", all},
       {"furlong::kda_reference", {Key::CompositeImplicitAutograd}},
+      {"furlong::kda_segment_map", {Key::CompositeImplicitAutograd}},
       {"furlong::_kda_chunk_forward", {Key::CPU}},
       {"furlong::_kda_chunk_backward", {Key::CPU}},
       {"furlong::_kda_gate_backward", {Key::CPU}}};
