@@ -32,10 +32,11 @@ for test in "$bin"/*_cuda_*_test; do
 done
 # The checkers slow a program down some hundred times: the small programs only.
 if command -v compute-sanitizer >/dev/null; then
-  for test in kda_cuda_gate_test; do
-    [ -x "$bin/$test" ] || continue
+  for test in kda_cuda_gate_test "kda_cuda_forward_test --small"; do
+    [ -x "$bin/${test%% *}" ] || continue
     for tool in memcheck racecheck initcheck; do
-      timeout 60 compute-sanitizer --tool "$tool" "$bin/$test" >"$work/$tool.log" 2>&1 || true
+      # shellcheck disable=SC2086  # the name carries its options
+      timeout 60 compute-sanitizer --tool "$tool" "$bin"/$test >"$work/$tool.log" 2>&1 || true
       lines+=("\"$tool $test\": \"$(closing_line "$work/$tool.log")\"")
     done
   done

@@ -1,9 +1,9 @@
 // Times the forward of KDA on the GPU; needs no torch.
-//   kda_cuda_forward_bench [--samples N] [--shape NAME] [--json FILE]
-// bf16, K = V = 128, gate (bounded by -5, bf16 input), L2 norm and beta's sigmoid in the kernel, no initial state,
-// final state out. The JSON holds the raw samples in milliseconds and the hash of the kernel sources that the build
-// gave. FLOPs: 6 T d^2 + 3 T C d + T C^2 a head with C = 64, whatever the kernel does. Byte floor: q, k, v, gate and
-// out once in bf16, beta's logit once, the final state once.
+//   kda_cuda_forward_bench [--samples N] [--shape NAME] [--json FILE] [--kernels HASH]
+// bf16, K = V = 128, gate (bounded by -5, bf16 input), L2 norm and beta's sigmoid in the kernel, no initial state, final
+// state out. The JSON holds the raw samples in milliseconds and the hash of the kernel sources (tools/kernel_hash.sh).
+// FLOPs: 6 T d^2 + 3 T C d + T C^2 a head with C = 64, whatever the kernel does. Byte floor: q, k, v, gate and out once in
+// bf16, beta's logit once, the final state once.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +11,6 @@
 #include <vector>
 
 #include "furlong/ops/kda/cuda_test_device.h"
-
-#ifndef FURLONG_KERNEL_HASH
-#define FURLONG_KERNEL_HASH "unknown"
-#endif
 
 namespace furlong::kda::cuda::test {
 namespace {
@@ -148,7 +144,7 @@ void report(const Shape& shape, const Result& result, std::FILE* json, bool firs
 int main(int argc, char** argv) {
   using namespace furlong::kda::cuda::test;
   int samples = 30;
-  std::string only;
+  std::string only, kernels = "unknown";
   std::FILE* json = nullptr;
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
@@ -158,8 +154,11 @@ int main(int argc, char** argv) {
       only = argv[++i];
     } else if (option == "--json" && i + 1 < argc) {
       json = std::fopen(argv[++i], "w");
+    } else if (option == "--kernels" && i + 1 < argc) {
+      kernels = argv[++i];
     } else {
-      std::fprintf(stderr, "usage: kda_cuda_forward_bench [--samples N] [--shape NAME] [--json FILE]\n");
+      std::fprintf(stderr,
+                   "usage: kda_cuda_forward_bench [--samples N] [--shape NAME] [--json FILE] [--kernels HASH]\n");
       return 2;
     }
   }
@@ -169,9 +168,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   if (json != nullptr) {
-    std::fprintf(json,
-                 "{\n  \"bench\": \"kda_forward\", \"device\": \"%s\", \"kernel_hash\": \"%s\",\n  \"results\": [",
-                 device.name, FURLONG_KERNEL_HASH);
+    std::fprintf(json, "{\n  \"bench\": \"kda_forward\", \"device\": \"%s\", \"kernels\": \"%s\",\n  \"results\": [",
+                 device.name, kernels.c_str());
   }
   bool first = true;
   for (const Shape& shape : shapes()) {
