@@ -289,6 +289,36 @@ void slots() {
   expect(c.name, "in place", same);
 }
 
+/// Rows 2^26 elements apart: offsets beyond 2^31 elements and 2^32 bytes.
+void wide_strides() {
+  Case c = base("strides of 2^26", {64});
+  c.heads = 1;
+  const HostData data = make_data(c);
+  const DeviceCase plain(c, data, scale_of(c));
+  plain.run();
+  constexpr int64_t kStride = int64_t{1} << 26, kRow = 128 * 2;
+  char* wide = nullptr;
+  if (cudaMalloc(&wide, 64 * kStride * 2) != cudaSuccess) {
+    cudaGetLastError();
+    std::printf("SKIP %s: no 8.6 GB of device memory\n", c.name.c_str());
+    return;
+  }
+  DeviceCase spread(c, data, scale_of(c));
+  Inputs& in = spread.args.in;
+  int64_t offset = 0;
+  for (Rows* rows : {&in.q_NHK, &in.k_NHK, &in.v_NHV, &in.gate_NHK}) {
+    char* first = wide + offset;
+    check(cudaMemcpy2D(first, kStride * 2, rows->data, kRow, kRow, 64, cudaMemcpyDeviceToDevice), "spread");
+    *rows = {first, kStride, 128, Element::kBFloat16};
+    offset += kRow;
+  }
+  spread.run();
+  expect(c.name, "same bits",
+         spread.out.download<uint16_t>() == plain.out.download<uint16_t>() &&
+             spread.final_state.download<uint32_t>() == plain.final_state.download<uint32_t>());
+  cudaFree(wide);
+}
+
 int run(bool small) {
   lengths_and_gates(small);
   forms(small);
@@ -298,6 +328,7 @@ int run(bool small) {
   slots();
   neighbours(base("pack", {1, 1, 5, 0, 77, 1, 300, 64}));
   if (!small) {
+    wide_strides();
     repeats(base("tails", {1, 2, 7, 15, 33, 64, 127}));
     repeats(with(base("long", {4096, 200}), "split", [](Case& c) { c.heads = 8; }));
     neighbours(with(base("long pack", {4500, 1, 200, 4096}), "split", [](Case& c) { c.heads = 8; }));

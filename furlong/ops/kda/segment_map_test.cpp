@@ -93,7 +93,7 @@ TEST(KdaSegmentMap, FourSegmentsHaveTheGradientsOfOne) {
     };
     const auto whole = gradients([](const Inputs& x) { return chunk_of(x, x.state).out_NHV; });
     const auto parts = gradients([](const Inputs& x) { return segmented(x, {0, 20, 45, 77, 90}); });
-    const double limit = dtype == at::kFloat ? tolerance::kFp32Chain : 1e-12;
+    const double limit = dtype == at::kFloat ? tolerance::kFp32Chain : tolerance::kFp64;
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_LE(relative_error(parts[i], whole[i]), limit) << i;
   }
 }
