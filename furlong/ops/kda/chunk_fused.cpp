@@ -108,6 +108,16 @@ Output fused_autograd(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at
                               initial_state_BHKV, lower_bound, scale);
 }
 
+Output fused_cpu(const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& z_NHK,
+                 const at::Tensor& beta_logit_NH, const at::Tensor& a_log_H, const at::Tensor& dt_bias_HK,
+                 const at::Tensor& offsets, const at::Tensor& offsets_host, const Optional& initial_state_BHKV,
+                 double lower_bound, double scale) {
+  check_fused("kda_chunk_fused", q_NHK, k_NHK, v_NHV, z_NHK, beta_logit_NH, a_log_H, dt_bias_HK, offsets, offsets_host,
+              initial_state_BHKV);
+  return chunk_fused_composed(q_NHK, k_NHK, v_NHV, z_NHK, beta_logit_NH, a_log_H, dt_bias_HK, offsets, offsets_host,
+                              initial_state_BHKV, lower_bound, scale);
+}
+
 Output fused_meta(const at::Tensor& q_NHK, const at::Tensor& /*k_NHK*/, const at::Tensor& v_NHV,
                   const at::Tensor& /*z_NHK*/, const at::Tensor& /*beta_logit_NH*/, const at::Tensor& a_log_H,
                   const at::Tensor& /*dt_bias_HK*/, const at::Tensor& /*offsets*/, const at::Tensor& offsets_host,
@@ -201,6 +211,8 @@ KdaOutput kda_chunk_fused(const at::Tensor& q_NHK, const at::Tensor& k_NHK, cons
                           const at::Tensor& dt_bias_HK, const SequenceLayout& layout,
                           const std::optional<at::Tensor>& initial_state_BHKV, double lower_bound, double scale) {
   static const auto op = find_op<kda::FusedSignature>("furlong::kda_chunk_fused");
+  kda::check_fused("kda_chunk_fused", q_NHK, k_NHK, v_NHV, z_NHK, beta_logit_NH, a_log_H, dt_bias_HK, layout.offsets(),
+                   layout.offsets_host(), initial_state_BHKV);
   auto [out, final_state] = op.call(q_NHK, k_NHK, v_NHV, z_NHK, beta_logit_NH, a_log_H, dt_bias_HK, layout.offsets(),
                                     layout.offsets_host(), initial_state_BHKV, lower_bound, scale);
   return {std::move(out), std::move(final_state)};
@@ -222,12 +234,12 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
 }
 
 TORCH_LIBRARY_IMPL(furlong, CPU, m) {
-  m.impl("kda_chunk_fused", furlong::kda::chunk_fused_composed);
+  m.impl("kda_chunk_fused", furlong::kda::fused_cpu);
 }
 
 #ifndef FURLONG_CUDA
 TORCH_LIBRARY_IMPL(furlong, CUDA, m) {
-  m.impl("kda_chunk_fused", furlong::kda::chunk_fused_composed);
+  m.impl("kda_chunk_fused", furlong::kda::fused_cpu);
 }
 #endif
 

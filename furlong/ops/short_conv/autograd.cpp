@@ -48,7 +48,8 @@ class ConvFunction : public torch::autograd::Function<ConvFunction> {
 std::tuple<at::Tensor, at::Tensor> conv_autograd(const at::Tensor& x_NP, const at::Tensor& weight_PW,
                                                  const at::Tensor& offsets, const at::Tensor& offsets_host,
                                                  const std::optional<at::Tensor>& initial_tail_BTP) {
-  if (!has_kernel(x_NP)) return reference(x_NP, weight_PW, offsets, offsets_host, initial_tail_BTP);
+  const bool too_wide = x_NP.is_cuda() && weight_PW.size(1) > kMaxCudaKernelWidth;
+  if (!has_kernel(x_NP) || too_wide) return reference(x_NP, weight_PW, offsets, offsets_host, initial_tail_BTP);
   const variable_list result = ConvFunction::apply(x_NP, weight_PW, offsets, offsets_host, initial_tail_BTP);
   return {result[0], result[1]};
 }

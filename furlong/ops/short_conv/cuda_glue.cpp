@@ -13,6 +13,8 @@ namespace furlong::short_conv_detail {
 
 namespace {
 
+static_assert(kMaxCudaWidth == kMaxCudaKernelWidth);
+
 bool has_cuda_kernel(const at::Tensor& x, const at::Tensor& weight_PW) {
   return has_kernel(x) && weight_PW.size(1) <= kMaxCudaWidth;
 }
@@ -52,9 +54,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cuda(const at::Tensor& d
                                                              const at::Tensor& x_NP, const at::Tensor& weight_PW,
                                                              const at::Tensor& offsets_host,
                                                              const std::optional<at::Tensor>& initial_tail_BTP) {
-  check_argument(weight_PW.size(1) <= kMaxCudaWidth, "_short_conv_backward",
-                 "weight_PW: got a kernel width of " + std::to_string(weight_PW.size(1)) +
-                     ", the CUDA gradient takes " + std::to_string(kMaxCudaWidth) + " at most");
   const c10::cuda::CUDAGuard guard(x_NP.device());
   const at::Tensor x = with_adjacent_columns(x_NP), d_y = with_adjacent_columns(d_y_NP);
   const at::Tensor weight = weight_PW.contiguous();

@@ -11,6 +11,8 @@
 
 namespace furlong::short_conv_detail {
 
+constexpr int64_t kMaxCudaKernelWidth = 16;  // wider kernels run the reference on CUDA tensors
+
 void check_arguments(const char* op, const at::Tensor& x_NP, const at::Tensor& weight_PW, const at::Tensor& offsets,
                      const at::Tensor& offsets_host, const std::optional<at::Tensor>& initial_tail_BTP);
 
