@@ -1,9 +1,9 @@
 // Times the forward of KDA on the GPU; needs no torch.
 //   kda_cuda_forward_bench [--samples N] [--shape NAME] [--json FILE] [--kernels HASH]
-// bf16, K = V = 128, gate (bounded by -5, bf16 input), L2 norm and beta's sigmoid in the kernel, no initial state, final
-// state out. The JSON holds the raw samples in milliseconds and the hash of the kernel sources (tools/kernel_hash.sh).
-// FLOPs: 6 T d^2 + 3 T C d + T C^2 a head with C = 64, whatever the kernel does. Byte floor: q, k, v, gate and out once in
-// bf16, beta's logit once, the final state once.
+// bf16, K = V = 128, gate (bounded by -5, bf16 input), L2 norm and beta's sigmoid in the kernel, no initial state,
+// final state out. The JSON holds the raw samples in milliseconds and the hash of the kernel sources
+// (tools/kernel_hash.sh). FLOPs: 6 T d^2 + 3 T C d + T C^2 a head with C = 64, whatever the kernel does. Byte floor: q,
+// k, v, gate and out once in bf16, beta's logit once, the final state once.
 
 #include <algorithm>
 #include <cstdint>

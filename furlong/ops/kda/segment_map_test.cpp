@@ -78,6 +78,7 @@ at::Tensor segmented(const Inputs& in, const std::vector<int64_t>& cuts) {
   return at::cat(outs);
 }
 
+// T33
 TEST(KdaSegmentMap, FourSegmentsHaveTheGradientsOfOne) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const Inputs in(90, 2, 16, 8, dtype);
