@@ -3,7 +3,7 @@
 // Shared memory and division of labour of the fused forward kernel.
 //
 // A block walks the chunks of one (sequence, segment, head, 128 value columns):
-//   warps 0-3         recurrence: the state, 128 x 32 columns a warp, stays in registers in fp32
+//   warps 0-3         recurrence: one warpgroup, the state stays in its registers in fp32
 //   then groups of 4  group i prepares chunks i, i + kGroups, ...: what does not depend on the state
 // Chunks pass through a ring of stages. Named barriers: full[s] (a preparing group arrives, the recurrence waits) and
 // empty[s] (the other way round).
@@ -20,8 +20,7 @@ inline constexpr int kTile = kChunk * kRowBytes;     // a bf16 operand of a chun
 inline constexpr int kHalfTile = kTile / 2;          // 64 columns of it
 inline constexpr int kSquare = kChunk * kChunk * 2;  // a 32 x 32 bf16 matrix: 2 KB
 inline constexpr int kScoreRow = kChunk + 4;         // floats; rows stay 16-byte aligned
-
-inline constexpr int kCornerRow = 20;  // floats; rows of a 16 x 16 block
+inline constexpr int kCornerRow = 20;                // floats; rows of a 16 x 16 block
 
 /// Byte offset of 16-byte piece `piece` (0..15) of row `row` of an operand tile: two blocks of 64 columns, rows of 128
 /// bytes, the pieces of a row permuted so that eight rows lie in different banks. This is the 128-byte swizzle of wgmma
