@@ -72,6 +72,27 @@ if(FURLONG_CUDA_KERNELS)
   endforeach()
 endif()
 
+# In a build without kernels those of the KDA gradient run on the CPU, every thread a fiber (cuda_emulation.h), where the
+# headers of a CUDA toolkit are at hand. The second order lets the last warp run first: a missing barrier shows.
+if(NOT FURLONG_CUDA_KERNELS)
+  find_path(FURLONG_CUDA_HEADERS cuda_bf16.h HINTS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES include)
+  if(FURLONG_CUDA_HEADERS)
+    set(emulated furlong/ops/kda/cuda_backward.cu furlong/ops/kda/cuda_backward_test.cu)
+    set_source_files_properties(${emulated} PROPERTIES LANGUAGE CXX)
+    add_executable(kda_emulated_backward_test ${emulated})
+    target_include_directories(kda_emulated_backward_test SYSTEM PRIVATE "${FURLONG_CUDA_HEADERS}")
+    target_link_libraries(kda_emulated_backward_test PRIVATE furlong_compile OpenMP::OpenMP_CXX)
+    foreach(order 0 1)
+      add_test(NAME kda_emulated_backward_test_order_${order}
+        COMMAND kda_emulated_backward_test --small --repeats 2)
+      set_tests_properties(kda_emulated_backward_test_order_${order} PROPERTIES TIMEOUT 900
+        ENVIRONMENT FURLONG_EMULATION_ORDER=${order})
+    endforeach()
+  else()
+    message(STATUS "No CUDA headers: the kernels of the KDA gradient are not tested on the CPU")
+  endif()
+endif()
+
 file(GLOB_RECURSE bench_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/*_bench.cpp")
 foreach(source IN LISTS bench_sources)
   get_filename_component(bench "${source}" NAME_WE)

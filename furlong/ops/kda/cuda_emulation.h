@@ -102,6 +102,38 @@ inline void entry() {
   swapcontext(&block->running->context, &block->scheduler);
 }
 
+/// One block from start to end; the last warp first if `backwards`.
+inline void run_block(Block& state, size_t shared_bytes, bool backwards) {
+  const int threads = static_cast<int>(state.threads.size());
+  state.warps.assign((threads + 31) / 32, Warp{});
+  state.shared.assign(shared_bytes + 1024, 0xff);
+  state.arrived = 0;
+  for (int t = 0; t < threads; ++t) {
+    Thread& thread = state.threads[t];
+    thread.done = false;
+    thread.index = t;
+    thread.collectives = 0;
+    thread.groups.clear();
+    thread.open.clear();
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.data();
+    thread.context.uc_stack.ss_size = thread.stack.size();
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, entry, 0);
+  }
+  int alive = threads;
+  while (alive > 0) {
+    alive = 0;
+    for (int n = 0; n < threads; ++n) {
+      Thread& thread = state.threads[backwards ? threads - 1 - n : n];
+      if (thread.done) continue;
+      state.running = &thread;
+      swapcontext(&state.scheduler, &thread.context);
+      alive += thread.done ? 0 : 1;
+    }
+  }
+}
+
 /// Runs kernel(args...) for all blocks of the grid. FURLONG_EMULATION_ORDER=1 lets the last warp run first.
 template <typename Kernel, typename... Args>
 void run(Kernel kernel, Index grid, int threads, size_t shared_bytes, const Args&... args) {
@@ -117,32 +149,7 @@ void run(Kernel kernel, Index grid, int threads, size_t shared_bytes, const Args
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       block_index = {x, y, 0};
-      state.warps.assign((threads + 31) / 32, Warp{});
-      state.shared.assign(shared_bytes + 1024, 0xff);
-      state.arrived = 0;
-      for (int t = 0; t < threads; ++t) {
-        Thread& thread = state.threads[t];
-        thread.done = false;
-        thread.index = t;
-        thread.collectives = 0;
-        thread.groups.clear();
-        thread.open.clear();
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.data();
-        thread.context.uc_stack.ss_size = thread.stack.size();
-        thread.context.uc_link = nullptr;
-        makecontext(&thread.context, entry, 0);
-      }
-      for (int alive = threads; alive > 0;) {
-        alive = 0;
-        for (int n = 0; n < threads; ++n) {
-          Thread& thread = state.threads[backwards ? (threads - 1 - n) : n];
-          if (thread.done) continue;
-          state.running = &thread;
-          swapcontext(&state.scheduler, &thread.context);
-          alive += thread.done ? 0 : 1;
-        }
-      }
+      run_block(state, shared_bytes, backwards);
     }
   }
   block = nullptr;
