@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #if !defined(__CUDACC__)
 #include "furlong/ops/kda/cuda_emulation.h"
@@ -106,7 +107,9 @@ using bf16 = __nv_bfloat16;
 
 FURLONG_DEVICE uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
+  uint32_t word;
+  memcpy(&word, &pair, sizeof(word));
+  return word;
 }
 FURLONG_DEVICE float2 unpack(uint32_t word) {
   union {
