@@ -149,8 +149,7 @@ int finish(const BackwardArgs& args, const GradientWork& work) {
 
 bool aligned(const Rows& x) {
   const int64_t unit = x.type == Element::kBFloat16 ? 8 : 4;
-  // Offsets inside a chunk are 32-bit.
-  const bool near = x.token_stride >= 0 && x.token_stride < (int64_t{1} << 24);
+  const bool near = x.token_stride >= 0 && x.token_stride < kWidestTokenStride;
   return near && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.token_stride % unit == 0 &&
          x.head_stride % unit == 0;
 }

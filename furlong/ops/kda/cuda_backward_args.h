@@ -7,6 +7,9 @@
 
 namespace furlong::kda::cuda {
 
+/// Token strides below this many elements: offsets inside a chunk are 32-bit. Wider views are the caller's to copy.
+inline constexpr int64_t kWidestTokenStride = int64_t{1} << 24;
+
 /// Rows of a chunk of the gradient; counted from a sequence's first token.
 inline constexpr int kGradientChunk = 64;
 

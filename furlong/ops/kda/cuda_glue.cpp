@@ -157,9 +157,12 @@ Gradients gradient_cuda(const at::Tensor& d_out_NHV, const std::optional<at::Ten
                         double lower_bound, double scale) {
   const char* op = "_kda_chunk_gradient";
   const c10::cuda::CUDAGuard guard(q_NHK.device());
-  const HeldChunk held(op, {q_NHK, k_NHK, v_NHV, gate_NHK, beta_NH, a_log_H, dt_bias_HK, offsets, offsets_host,
-                            initial_state_BHKV, lower_bound, scale});
-  const at::Tensor d_out = with_aligned_rows(d_out_NHV);
+  const auto near = [](const at::Tensor& x) {
+    return x.stride(0) < cuda::kWidestTokenStride ? x : x.clone(at::MemoryFormat::Contiguous);
+  };
+  const HeldChunk held(op, {near(q_NHK), near(k_NHK), near(v_NHV), near(gate_NHK), beta_NH, a_log_H, dt_bias_HK,
+                            offsets, offsets_host, initial_state_BHKV, lower_bound, scale});
+  const at::Tensor d_out = with_aligned_rows(near(d_out_NHV));
   const at::Tensor d_final = d_final_state_BHKV.has_value() ? d_final_state_BHKV->contiguous() : at::Tensor();
   const int64_t tokens = offsets_host.const_data_ptr<int64_t>()[offsets_host.numel() - 1];
   cuda::BackwardArgs args;
