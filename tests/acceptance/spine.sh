@@ -85,7 +85,7 @@ point_4() {
 
 point_5() {
   if "$bin/balance_bench" >"$work/balance.log" 2>&1 && "$bin/moe_test" --gtest_filter='*Balanc*' >"$work/balance_test.log" 2>&1; then
-    line 5 PASS "$(tail -n 1 "$work/balance.log")"
+    line 5 PASS "$(grep -E '^(experts|none|sign rule|quantile)' "$work/balance.log" | tr -s ' ' | paste -sd ';') (step 5 worst, late mean, late worst)"
   else
     line 5 FAIL "see $work/balance.log and $work/balance_test.log"
   fi
@@ -124,8 +124,9 @@ point_9() { # a machine with a GPU writes the file: bash bench/gpu/spine.sh
   if [ -z "$file" ]; then
     line 9 SKIP "no GPU here and no bench/results/*-h200-spine.json"
   else
-    jq -e '.golden_failed == 0 and .golden_passed > 0 and .worst_loss_difference <= 1e-3' "$file" >/dev/null \
-      && line 9 PASS "$(jq -c . "$file")" || line 9 FAIL "$(jq -c . "$file")"
+    local status=FAIL
+    jq -e '.golden_failed == 0 and .golden_passed > 0 and .worst_loss_difference <= 1e-3' "$file" >/dev/null && status=PASS
+    line 9 $status "$(jq -r '"\(.machine), commit \(.commit): golden \(.golden_passed) passed, \(.golden_failed) failed; worst loss difference over \(.steps) steps \(.worst_loss_difference), of rounding alone \(.worst_loss_difference_cpu_avx2); host waits forward \(.host_waits.forward), step \(.host_waits.whole_step)"' "$file")"
   fi
 }
 
