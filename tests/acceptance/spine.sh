@@ -84,7 +84,10 @@ point_4() {
 }
 
 point_5() {
-  if "$bin/balance_bench" >"$work/balance.log" 2>&1 && "$bin/moe_test" --gtest_filter='*Balanc*' >"$work/balance_test.log" 2>&1; then
+  local figures='/noise floor/ { floor = $NF } /^quantile, 1000 bins/ { five = $(NF - 2); late = $(NF - 1) }'
+  if "$bin/balance_bench" >"$work/balance.log" 2>&1 &&
+    awk "$figures"' END { exit !(floor > 0 && five > 0 && five < 2 * floor && late < floor) }' "$work/balance.log" &&
+    "$bin/moe_test" --gtest_filter='*Balanc*' >"$work/balance_test.log" 2>&1; then
     line 5 PASS "$(grep -E '^(experts|none|sign rule|quantile)' "$work/balance.log" | tr -s ' ' | paste -sd ';') (step 5 worst, late mean, late worst)"
   else
     line 5 FAIL "see $work/balance.log and $work/balance_test.log"
