@@ -46,7 +46,8 @@ fi
 if $full; then
   step "clang-tidy"
   bash tools/bootstrap.sh --tidy
-  git ls-files 'furlong/*.cpp' 'app/*.cpp' | xargs -P 2 -n 4 .venv/bin/clang-tidy -p build/cpu --quiet
+  git ls-files 'furlong/*.cpp' 'app/*.cpp' |
+    xargs -P 2 -n 4 .venv/bin/clang-tidy -p build/cpu --quiet --extra-arg="-isystem$PWD/tools/tidy"
   step "sanitizers"
   bash runs/build.sh asan
   # LibTorch keeps memory until the process ends, which the leak checker cannot tell from a leak.
