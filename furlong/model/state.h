@@ -55,16 +55,11 @@ class DecoderState {
   void restore(int64_t slot, const SequenceState& state);
   int64_t size_bytes() const;
 
-  KdaLayerState* kda(int64_t layer) { return pointer(kda_[layer]); }  // null where the layer is MLA
-  LatentCache* mla(int64_t layer) { return pointer(mla_[layer]); }    // null where the layer is KDA
+  KdaLayerState* kda(int64_t layer) { return kda_[layer] ? &*kda_[layer] : nullptr; }  // null where the layer is MLA
+  LatentCache* mla(int64_t layer) { return mla_[layer] ? &*mla_[layer] : nullptr; }    // null where the layer is KDA
   uint64_t weight_version = 0;
 
  private:
-  template <typename T>
-  static T* pointer(std::optional<T>& value) {
-    return value ? &*value : nullptr;
-  }
-
   std::vector<std::optional<KdaLayerState>> kda_;
   std::vector<std::optional<LatentCache>> mla_;
   std::vector<int64_t> positions_;
