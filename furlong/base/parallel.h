@@ -40,4 +40,17 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
   if (error) std::rethrow_exception(error);
 }
 
+/// Calls body(i) for i in [0, count) on `count` threads at once, so that the calls may wait for one another; they must
+/// not throw. Returns false, with nothing called, where the runtime does not give that many threads.
+template <typename Body>
+bool run_together(int64_t count, const Body& body) {
+  bool enough = false;
+#pragma omp parallel num_threads(static_cast<int>(count))
+  if (omp_get_num_threads() == count) {
+    if (omp_get_thread_num() == 0) enough = true;
+    body(static_cast<int64_t>(omp_get_thread_num()));
+  }
+  return enough;
+}
+
 }  // namespace furlong

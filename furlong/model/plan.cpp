@@ -10,7 +10,7 @@ namespace furlong {
 namespace {
 
 constexpr double kFp32Bytes = 4.0;
-constexpr double kChunkTokens = 64.0;        // KDA keeps the state entering each chunk
+constexpr double kChunkTokens = 32.0;        // KDA keeps the state entering each chunk, and a value row of each token
 constexpr double kLossChunkTokens = 1024.0;  // logits exist for this many tokens at a time
 constexpr double kLossBuffers = 2.0;         // logits and their gradient
 
@@ -34,7 +34,7 @@ class TokenBytes {
   double kda() const {
     const auto head = static_cast<double>(config_.kda.head_size);
     const double width = static_cast<double>(config_.kda.heads) * head;
-    return c_ * (12 * width + head) + kFp32Bytes * width + kFp32Bytes * width * head / kChunkTokens;
+    return c_ * (12 * width + head) + 2 * kFp32Bytes * width + kFp32Bytes * width * head / kChunkTokens;
   }
 
   /// Latents and their norms, q, expanded keys and values, output, gate; fp32 copies of what attention reads.

@@ -74,14 +74,20 @@ HWY_INLINE void gemm_tile(int64_t inner, Operand a, const float* HWY_RESTRICT b,
   }
 }
 
-/// d [m, n] (+)= a [m, inner] b [inner, n]. m is a multiple of 8, n of 16 columns.
-template <bool kAdd>
+struct NothingBetween {
+  void operator()() const {}
+};
+
+/// d [m, n] (+)= a [m, inner] b [inner, n]. m is a multiple of 8, n of 16 columns. `between` runs before every tile:
+/// time to ask for data of later work.
+template <bool kAdd, typename Between = NothingBetween>
 HWY_INLINE void gemm(int64_t m, int64_t n, int64_t inner, Operand a, const float* b, int64_t b_row, float* d,
-                     int64_t d_row) {
+                     int64_t d_row, const Between& between = {}) {
   const int64_t lanes = hn::Lanes(hn::ScalableTag<float>());
   int64_t column = 0;
   for (; column + 2 * lanes <= n; column += 2 * lanes) {
     for (int64_t i = 0; i < m; i += kTileRows) {
+      between();
       gemm_tile<2, kAdd>(inner, {a.data + i * a.row, a.row, a.column}, b + column, b_row, d + i * d_row + column,
                          d_row);
     }

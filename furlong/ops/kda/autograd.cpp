@@ -32,9 +32,9 @@ class ChunkFunction : public torch::autograd::Function<ChunkFunction> {
         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double);
     static const auto op = find_op<Signature>("furlong::_kda_chunk_forward");
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [out, final_state, entering] =
+    auto [out, final_state, kept] =
         op.call(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
-    context->save_for_backward({q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, entering});
+    context->save_for_backward({q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, kept});
     context->saved_data["scale"] = scale;
     context->saved_data["has_initial_state"] = initial_state_BHKV.has_value();
     context->set_materialize_grads(false);

@@ -15,6 +15,11 @@ constexpr int64_t kBlockRows = 16;
 constexpr int64_t kChunkRows = 32;
 constexpr int64_t kMaxBlocks = kChunkRows / kBlockRows;
 
+// What the forward keeps of a chunk and head: the entering state [K, V], then each row's correction u [kChunkRows, V].
+inline int64_t kept_rows(int64_t key_size) {
+  return key_size + kChunkRows;
+}
+
 /// [N, H, columns] with contiguous columns.
 template <typename T>
 struct TokenRows {
@@ -27,6 +32,17 @@ struct TokenRows {
 struct ChunkSizes {
   int64_t sequences, heads, key_size, value_size;
   double scale;
+};
+
+// Heads that one task may take through each chunk in turn: rows of neighbouring heads share memory pages.
+constexpr int64_t kMostTaskHeads = 4;
+
+/// One sequence, `heads` heads from `head` on and a range of value columns: what one thread works through chunk by
+/// chunk.
+struct ChunkTask {
+  int64_t sequence, head, first_value, num_values;
+  int64_t heads = 1;
+  ChunkTask of_head(int64_t i) const { return {sequence, head + i, first_value, num_values}; }
 };
 
 template <typename T>
@@ -43,29 +59,28 @@ struct ChunkInputs {
 template <typename T>
 struct ChunkOutputs {
   TokenRows<T> out;
-  float* final_state;      // [B, H, K, V]
-  float* entering_states;  // [chunks, H, K, V] or null: the state that enters each chunk, kept for the gradient
+  float* final_state;  // [B, H, K, V]
+  float* kept;         // [chunks, H, K + kChunkRows, V] or null: what the gradient needs of each chunk
 };
 
 template <typename T>
 struct ChunkGradients {
   TokenRows<const T> d_out;
-  const float* d_final_state;    // [B, H, K, V] or null
-  const float* entering_states;  // [chunks, H, K, V]
+  const float* d_final_state;  // [B, H, K, V] or null
+  const float* kept;           // as in ChunkOutputs
   TokenRows<T> d_q, d_k, d_v;
   TokenRows<float> d_decay_log;
   TokenRows<float> d_beta;
   float* d_initial_state;  // [B, H, K, V] or null
+  const float* kept_of(const ChunkInputs<T>& in, const ChunkTask& task, int64_t chunk) const {
+    const int64_t index = (in.first_chunks[task.sequence] + chunk) * in.size.heads + task.head;
+    return kept + index * kept_rows(in.size.key_size) * in.size.value_size;
+  }
 };
 
-/// One sequence, one head and a range of value columns: what one thread works through chunk by chunk.
-struct ChunkTask {
-  int64_t sequence, head, first_value, num_values;
-};
-
-/// Tasks for each worker, by falling length to the least loaded one. Which worker runs a task changes no result.
-std::vector<std::vector<ChunkTask>> plan_tasks(const ChunkSizes& size, const int64_t* offsets, int64_t workers,
-                                               bool split_values);
+/// Tasks of whole width for each worker, by falling length to the least loaded one. Which worker runs a task changes no
+/// result.
+std::vector<std::vector<ChunkTask>> plan_tasks(const ChunkSizes& size, const int64_t* offsets, int64_t workers);
 
 inline int64_t round_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;

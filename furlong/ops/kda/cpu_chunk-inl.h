@@ -1,6 +1,8 @@
 // The part of one chunk that forward and backward share. Included once for each SIMD target.
 //
 //   R rows of the chunk (a multiple of 16)   K, V padded to multiples of 16
+//   u_i = correction of row i: v_i less what the decayed state, with the rows before i written, recalls for k_i
+//   written_i = beta_i u_i
 //   G_i = sum of decay_log up to and including row i   c_I = G at the offset of row block I
 //
 // For rows i of block I and columns j of the same or an earlier block, exp(G_i - G_j) = row_i * column_Ij with
@@ -134,7 +136,7 @@ HWY_INLINE void decay_factors(const ChunkScratch& s, int64_t blocks) {
 
 /// q and k under their decays:
 ///   from_start [2R, K]: scale q exp(G), then k exp(G)      at_end [R, K]: k exp(G at the end - G)
-///   left_I [32, K]: scale q row, then -beta k row           right_I [16 (I + 1), K]: k column
+///   left_I [32, K]: scale q row, then -k row                right_I [16 (I + 1), K]: k column
 HWY_INLINE void decayed_inputs(const ChunkScratch& s, int64_t blocks, float scale) {
   const hn::ScalableTag<float> f32;
   const int64_t K = s.K, rows = blocks * kBlockRows;
@@ -142,14 +144,13 @@ HWY_INLINE void decayed_inputs(const ChunkScratch& s, int64_t blocks, float scal
     const int64_t block = i / kBlockRows;
     float* left_q = s.left(block) + (i % kBlockRows) * K;
     float* left_k = left_q + kBlockRows * K;
-    const auto beta = hn::Set(f32, -s.beta[i]);
     for (int64_t d = 0; d < K; d += hn::Lanes(f32)) {
       const auto row = hn::LoadU(f32, s.row + i * K + d), start = hn::LoadU(f32, s.start + block * K + d);
       const auto k = hn::LoadU(f32, s.k + i * K + d);
       const auto q_row = hn::Mul(hn::Mul(hn::Set(f32, scale), hn::LoadU(f32, s.q + i * K + d)), row);
       const auto k_row = hn::Mul(k, row);
       hn::StoreU(q_row, f32, left_q + d);
-      hn::StoreU(hn::Mul(beta, k_row), f32, left_k + d);
+      hn::StoreU(hn::Neg(k_row), f32, left_k + d);
       hn::StoreU(hn::Mul(q_row, start), f32, s.from_start + i * K + d);
       hn::StoreU(hn::Mul(k_row, start), f32, s.from_start + (rows + i) * K + d);
       hn::StoreU(hn::Mul(k, hn::LoadU(f32, s.to_end + i * K + d)), f32, s.at_end + i * K + d);
@@ -196,7 +197,7 @@ HWY_INLINE void pairwise_scores(const ChunkScratch& s, int64_t block, float scal
     }
     float* scores = s.scores(block) + (i % kBlockRows) * s.score_stride + j;
     scores[0] = scale * hn::GetLane(hn::SumOfLanes(f32, read));
-    scores[kBlockRows * s.score_stride] = -s.beta[i] * hn::GetLane(hn::SumOfLanes(f32, write));
+    scores[kBlockRows * s.score_stride] = -hn::GetLane(hn::SumOfLanes(f32, write));
   });
 }
 
@@ -210,7 +211,7 @@ HWY_INLINE void mask_scores(float* scores, int64_t block, int64_t stride) {
   }
 }
 
-/// scores_I [32, 16 (I + 1)]: P (rows 0-15) and -A (rows 16-31) of row block I.
+/// scores_I [32, 16 (I + 1)]: P (rows 0-15) and -a (rows 16-31) of row block I, with A = diag(beta) a.
 HWY_INLINE void chunk_scores(const ChunkScratch& s, int64_t blocks, float scale) {
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t columns = (block + 1) * kBlockRows;
@@ -222,63 +223,58 @@ HWY_INLINE void chunk_scores(const ChunkScratch& s, int64_t blocks, float scale)
   }
 }
 
-/// x_i += sum of a_ij x_j over the rows before i (kForward) or a_ji x_j over the rows after it, inside one block.
+/// Solves inside one block: scaled = diag(beta) x with x_i += sum of a_ij scaled_j over the rows before i (kForward) or
+/// of a_ji scaled_j over the rows after it. A vector of columns stays in registers throughout.
 template <bool kForward>
-HWY_INLINE void substitute(const float* a, int64_t stride, float* HWY_RESTRICT x, int64_t V) {
+HWY_INLINE void substitute(const float* a, int64_t stride, const float* beta, float* HWY_RESTRICT x,
+                           float* HWY_RESTRICT scaled, int64_t V) {
   const hn::ScalableTag<float> f32;
+  using Vec = hn::Vec<decltype(f32)>;
+  constexpr int kRows = kBlockRows;
   for (int64_t v = 0; v < V; v += hn::Lanes(f32)) {
-    for (int64_t step = 1; step < kBlockRows; ++step) {
-      const int64_t i = kForward ? step : kBlockRows - 1 - step;
-      auto even = hn::LoadU(f32, x + i * V + v);
-      auto odd = hn::Zero(f32);
-      for (int64_t other = 0; other < step; ++other) {
-        const int64_t j = kForward ? other : kBlockRows - 1 - other;
+    Vec rows[kRows];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) rows[i] = hn::LoadU(f32, x + i * V + v);
+#pragma GCC unroll 16
+    for (int step = 0; step < kRows; ++step) {
+      const int j = kForward ? step : kRows - 1 - step;
+      const Vec final_row = hn::Mul(hn::Set(f32, beta[j]), rows[j]);
+      hn::StoreU(rows[j], f32, x + j * V + v);
+      hn::StoreU(final_row, f32, scaled + j * V + v);
+#pragma GCC unroll 16
+      for (int other = step + 1; other < kRows; ++other) {
+        const int i = kForward ? other : kRows - 1 - other;
         const auto factor = hn::Set(f32, kForward ? a[i * stride + j] : a[j * stride + i]);
-        auto& sum = other % 2 == 0 ? even : odd;
-        sum = hn::MulAdd(factor, hn::LoadU(f32, x + j * V + v), sum);
+        rows[i] = hn::MulAdd(factor, final_row, rows[i]);
       }
-      hn::StoreU(hn::Add(even, odd), f32, x + i * V + v);
     }
   }
 }
 
-/// x <- (I + A)^-1 x: forward substitution over blocks, -A being the lower half of the scores.
-HWY_INLINE void solve(const ChunkScratch& s, int64_t blocks, float* x) {
+/// The corrections u and written = diag(beta) u, where u = x - a written: what each token's value adds to what the
+/// state recalls when its turn comes. x arrives in s.correction.
+HWY_INLINE void solve(const ChunkScratch& s, int64_t blocks) {
   for (int64_t block = 0; block < blocks; ++block) {
     const float* a = s.scores(block) + kBlockRows * s.score_stride;
-    float* rows = x + block * kBlockRows * s.V;
+    const int64_t first = block * kBlockRows;
     if (block > 0) {
-      gemm<true>(kBlockRows, s.V, block * kBlockRows, rows_of(a, s.score_stride), x, s.V, rows, s.V);
+      gemm<true>(kBlockRows, s.V, first, rows_of(a, s.score_stride), s.written, s.V, s.correction + first * s.V, s.V);
     }
-    substitute<true>(a + block * kBlockRows, s.score_stride, rows, s.V);
+    substitute<true>(a + first, s.score_stride, s.beta + first, s.correction + first * s.V, s.written + first * s.V,
+                     s.V);
   }
 }
 
-/// x <- (I + A)^-T x.
-HWY_INLINE void solve_transposed(const ChunkScratch& s, int64_t blocks, float* x) {
+/// r = (I + A)^-T x and d_v = diag(beta) r. x arrives in s.d_written, which becomes r.
+HWY_INLINE void solve_transposed(const ChunkScratch& s, int64_t blocks) {
   for (int64_t block = blocks - 1; block >= 0; --block) {
     const float* a = s.scores(block) + kBlockRows * s.score_stride;
-    float* rows = x + block * kBlockRows * s.V;
-    substitute<false>(a + block * kBlockRows, s.score_stride, rows, s.V);
+    const int64_t first = block * kBlockRows;
+    substitute<false>(a + first, s.score_stride, s.beta + first, s.d_written + first * s.V, s.d_v + first * s.V, s.V);
     if (block > 0) {
-      gemm<true>(block * kBlockRows, s.V, kBlockRows, transposed(a, s.score_stride), rows, s.V, x, s.V);
+      gemm<true>(first, s.V, kBlockRows, transposed(a, s.score_stride), s.d_v + first * s.V, s.V, s.d_written, s.V);
     }
   }
-}
-
-/// The pseudo-values of a chunk. error = v - (k exp(G)) S, then written = (I + A)^-1 (beta error).
-/// recalled [R, V] holds the product with the entering state S.
-HWY_INLINE void pseudo_values(const ChunkScratch& s, int64_t blocks, const float* recalled) {
-  const hn::ScalableTag<float> f32;
-  for (int64_t i = 0; i < blocks * kBlockRows; ++i) {
-    const auto beta = hn::Set(f32, s.beta[i]);
-    for (int64_t v = 0; v < s.V; v += hn::Lanes(f32)) {
-      const auto error = hn::Sub(hn::LoadU(f32, s.v + i * s.V + v), hn::LoadU(f32, recalled + i * s.V + v));
-      hn::StoreU(error, f32, s.error + i * s.V + v);
-      hn::StoreU(hn::Mul(beta, error), f32, s.written + i * s.V + v);
-    }
-  }
-  solve(s, blocks, s.written);
 }
 
 /// x [K, V] <- diag(whole) x.
@@ -292,14 +288,53 @@ HWY_INLINE void forget(const ChunkScratch& s, float* x) {
   }
 }
 
-/// Rows of a chunk and what follows from them without the state.
+/// Asks for the rows of a later chunk, a few at each call, while products keep the core busy: rows of one head lie too
+/// far apart for the hardware to foresee.
+class RowPrefetch {
+ public:
+  template <typename T>
+  void add(const T* first, int64_t stride, int64_t rows, int64_t columns) {
+    spans_[count_++] = {reinterpret_cast<const char*>(first), stride * static_cast<int64_t>(sizeof(T)), rows,
+                        columns * static_cast<int64_t>(sizeof(T))};
+  }
+  template <typename T>
+  void add_keys(const kda::ChunkInputs<T>& in, int64_t h, int64_t first, int64_t rows) {
+    add(in.q.at(first, h), in.q.token_stride, rows, in.size.key_size);
+    add(in.k.at(first, h), in.k.token_stride, rows, in.size.key_size);
+    add(in.decay_log.at(first, h), in.decay_log.token_stride, rows, in.size.key_size);
+  }
+  /// Asks for some `bytes` more, in whole rows.
+  HWY_INLINE void some(int64_t bytes) {
+    while (bytes > 0 && span_ < count_) {
+      const Span& span = spans_[span_];
+      const char* from = span.first + row_ * span.stride;
+      for (int64_t byte = 0; byte < span.bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+      bytes -= span.bytes;
+      if (++row_ == span.rows) row_ = 0, ++span_;
+    }
+  }
+
+ private:
+  struct Span {
+    const char* first;
+    int64_t stride, rows, bytes;
+  };
+  Span spans_[10];
+  int count_ = 0, span_ = 0;
+  int64_t row_ = 0;
+};
+
+inline int64_t row_blocks(int64_t rows) {
+  return kda::round_up(rows, kBlockRows) / kBlockRows;
+}
+
+/// Rows of a chunk and what follows from them without values and state.
 template <typename T>
-HWY_INLINE void load_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkTask& task, int64_t first, int64_t rows,
-                           const ChunkScratch& s) {
-  const int64_t blocks = kda::round_up(rows, kBlockRows) / kBlockRows, padded = blocks * kBlockRows, h = task.head;
+HWY_INLINE void load_keys(const kda::ChunkInputs<T>& in, int64_t h, int64_t first, int64_t rows,
+                          const ChunkScratch& s) {
+  const int64_t blocks = row_blocks(rows), padded = blocks * kBlockRows;
   load_rows(in.q.at(first, h), in.q.token_stride, rows, in.size.key_size, s.q, padded, s.K);
   load_rows(in.k.at(first, h), in.k.token_stride, rows, in.size.key_size, s.k, padded, s.K);
-  load_rows(in.v.at(first, h) + task.first_value, in.v.token_stride, rows, task.num_values, s.v, padded, s.V);
   load_rows(in.decay_log.at(first, h), in.decay_log.token_stride, rows, in.size.key_size, s.g, padded, s.K);
   for (int64_t i = 0; i < padded; ++i) s.beta[i] = i < rows ? *in.beta.at(first + i, h) : 0.0f;
   const auto scale = static_cast<float>(in.size.scale);

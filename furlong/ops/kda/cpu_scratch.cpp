@@ -24,7 +24,7 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   };
   ChunkScratch& s = scratch_;
   for (float** rows : {&s.q, &s.k, &s.g, &s.row, &s.to_end, &s.at_end}) take(*rows, R * K);
-  for (float** rows : {&s.v, &s.error, &s.written}) take(*rows, R * V);
+  for (float** rows : {&s.v, &s.correction, &s.written}) take(*rows, R * V);
   for (float** blocks : {&s.to_offset, &s.total, &s.start}) take(*blocks, kMaxBlocks * K);
   for (float** vector : {&s.whole, &s.pair_sum, &s.pair_decay}) take(*vector, K);
   for (float** triangle : {&s.columns, &s.rights}) take(*triangle, stack * K);
@@ -33,13 +33,14 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   take(s.from_start, 2 * R * K);
   take(s.turned, std::max({R * K, R * V, K * V}));
   take(s.all_scores, scores);
-  take(s.state, K * V);
+  take(s.state, kMostTaskHeads * K * V);
   take(s.product, 2 * R * V);
   if (!gradient) return;
   take(s.d_scores, scores);
   for (float** rows : {&s.d_out, &s.d_written, &s.d_v}) take(*rows, R * V);
   take(s.residual, 2 * R * V);
-  for (float** square : {&s.d_state, &s.state_turned}) take(*square, K * V);
+  take(s.d_state, kMostTaskHeads * K * V);
+  take(s.state_turned, K * V);
   take(s.d_from_start, 2 * R * K);
   for (float** rows : {&s.d_at_end, &s.d_right, &s.d_q, &s.d_k, &s.d_g}) take(*rows, R * K);
   take(s.d_left, 2 * kBlockRows * K);

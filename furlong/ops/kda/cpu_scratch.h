@@ -23,8 +23,8 @@ struct ChunkScratch {
   float *from_start, *at_end;        // [2R, K], [R, K]
   float* turned;                     // a transposed operand: [K, R], [V, R], [V, K]
   float* all_scores;                 // block I: [32, R]
-  float *error, *written;            // [R, V]
-  float* state;                      // [K, V]
+  float *correction, *written;       // [R, V]
+  float* state;                      // [K, V] for each head of a task
   float* product;                    // [2R, V]
   float *pair_sum, *pair_decay;      // [K]
   bool* pairwise;                    // [blocks]
@@ -32,11 +32,19 @@ struct ChunkScratch {
   // Gradient only.
   float* d_scores;                        // as all_scores
   float *d_out, *d_written, *residual;    // [R, V], [R, V], [2R, V]
-  float *d_state, *state_turned;          // [K, V], [V, K]
+  float *d_state, *state_turned;          // [K, V] for each head of a task, [V, K]
   float *d_from_start, *d_at_end;         // [2R, K], [R, K]
   float *d_left, *d_right;                // [32, K], [R, K]
   float *d_q, *d_k, *d_v, *d_g, *d_beta;  // [R, K], [R, K], [R, V], [R, K], [R]
   float *end_sum, *d_diagonal;            // [K]
+
+  /// The same memory with the states of head i of a task.
+  ChunkScratch of_head(int64_t i) const {
+    ChunkScratch s = *this;
+    s.state += i * K * V;
+    if (s.d_state != nullptr) s.d_state += i * K * V;
+    return s;
+  }
 
   float* column(int64_t block) const { return columns + packed_rows(block) * K; }
   float* right(int64_t block) const { return rights + packed_rows(block) * K; }

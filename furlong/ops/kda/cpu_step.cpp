@@ -29,9 +29,16 @@ struct HeadToken {
   float beta = 0, q_dot_k = 0;
 };
 
+/// Asks for every other vector of a row of the next state: both passes over this one keep the memory busy.
+template <int kVectors, class D>
+HWY_INLINE void prefetch_half(D f32, const float* row, int first) {
+#pragma GCC unroll 4
+  for (int j = first; j < kVectors; j += 2) __builtin_prefetch(row + j * hn::Lanes(f32), 0, 2);
+}
+
 template <int kVectors, class D>
 HWY_INLINE void step_columns(D f32, const HeadToken& token, int64_t K, int64_t V, int64_t column, float* state,
-                             float* out) {
+                             const float* next, float* out) {
   using Vec = hn::Vec<D>;
   const int64_t lanes = hn::Lanes(f32);
   Vec recalled[kVectors], read[kVectors];
@@ -39,6 +46,7 @@ HWY_INLINE void step_columns(D f32, const HeadToken& token, int64_t K, int64_t V
   for (int j = 0; j < kVectors; ++j) recalled[j] = read[j] = hn::Zero(f32);
   for (int64_t d = 0; d < K; ++d) {
     const Vec k = hn::Set(f32, token.decayed_k[d]), q = hn::Set(f32, token.decayed_q[d]);
+    prefetch_half<kVectors>(f32, next + d * V + column, 0);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       const Vec s = hn::LoadU(f32, state + d * V + column + j * lanes);
@@ -55,6 +63,7 @@ HWY_INLINE void step_columns(D f32, const HeadToken& token, int64_t K, int64_t V
   }
   for (int64_t d = 0; d < K; ++d) {
     const Vec decay = hn::Set(f32, token.decay[d]), k = hn::Set(f32, token.k[d]);
+    prefetch_half<kVectors>(f32, next + d * V + column, 1);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       float* s = state + d * V + column + j * lanes;
@@ -98,15 +107,19 @@ void step_heads(const kda::StepArguments<T>& in, int64_t first, int64_t last) {
   for (int64_t n = first; n < last; ++n) {
     const int64_t b = n / in.heads, h = n % in.heads;
     load_token(in, b, h, token);
-    float* state = in.state + (in.slots[b] * in.heads + h) * K * V;
+    const auto state_of = [&](int64_t item) {
+      return in.state + (in.slots[item / in.heads] * in.heads + item % in.heads) * K * V;
+    };
+    float* state = state_of(n);
+    const float* next = state_of(std::min(n + 1, last - 1));
     int64_t column = 0;
     for (; column + 4 * lanes <= V; column += 4 * lanes) {
-      step_columns<4>(f32, token, K, V, column, state, token.out.data());
+      step_columns<4>(f32, token, K, V, column, state, next, token.out.data());
     }
     for (; column + lanes <= V; column += lanes) {
-      step_columns<1>(f32, token, K, V, column, state, token.out.data());
+      step_columns<1>(f32, token, K, V, column, state, next, token.out.data());
     }
-    for (; column < V; ++column) step_columns<1>(one, token, K, V, column, state, token.out.data());
+    for (; column < V; ++column) step_columns<1>(one, token, K, V, column, state, next, token.out.data());
     store_rows(token.out.data(), V, 1, V, in.out.at(b, h), 0);
   }
 }

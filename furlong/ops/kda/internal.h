@@ -11,18 +11,18 @@
 
 namespace furlong::kda {
 
-constexpr int64_t kEnteringRows = 32;  // tokens between two kept states
+constexpr int64_t kKeptChunkRows = 32;  // tokens of a chunk whose entering state and corrections are kept
 
 /// Shapes, dtypes and offsets of kda_chunk and kda_reference.
 void check_arguments(const char* op, const at::Tensor& q_NHK, const at::Tensor& k_NHK, const at::Tensor& v_NHV,
                      const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH, const at::Tensor& offsets,
                      const at::Tensor& offsets_host, const std::optional<at::Tensor>& initial_state_BHKV);
 
-/// Rows of the entering states of _kda_chunk_forward: one a chunk, at most. Known from shapes alone, so that the op can
-/// be traced; Int is int64_t or c10::SymInt.
+/// Chunks that _kda_chunk_forward keeps, at most. Known from shapes alone, so that the op can be traced; Int is int64_t
+/// or c10::SymInt.
 template <typename Int>
-Int entering_rows(const Int& tokens, const Int& sequences) {
-  return tokens / kEnteringRows + sequences;
+Int most_chunks(const Int& tokens, const Int& sequences) {
+  return tokens / kKeptChunkRows + sequences;
 }
 
 /// The recurrence token by token; differentiable by autograd.

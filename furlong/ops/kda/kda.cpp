@@ -97,15 +97,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_meta(
     const std::optional<at::Tensor>& initial_state_BHKV, double scale) {
   auto [out, final_state] =
       chunk_meta(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets, offsets_host, initial_state_BHKV, scale);
-  const c10::SymInt rows = entering_rows<c10::SymInt>(q_NHK.sym_size(0), offsets_host.sym_size(0) - 1);
+  const c10::SymInt chunks = most_chunks<c10::SymInt>(q_NHK.sym_size(0), offsets_host.sym_size(0) - 1);
   return {out, final_state,
-          at::empty_symint({rows, q_NHK.sym_size(1), q_NHK.sym_size(2), v_NHV.sym_size(2)}, decay_log_NHK.options())};
+          at::empty_symint({chunks, q_NHK.sym_size(1), q_NHK.sym_size(2) + kKeptChunkRows, v_NHV.sym_size(2)},
+                           decay_log_NHK.options())};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> chunk_backward_meta(
     const at::Tensor& /*d_out_NHV*/, const std::optional<at::Tensor>& /*d_final_state_BHKV*/, const at::Tensor& q_NHK,
     const at::Tensor& k_NHK, const at::Tensor& v_NHV, const at::Tensor& decay_log_NHK, const at::Tensor& beta_NH,
-    const at::Tensor& offsets_host, const at::Tensor& /*entering_states*/, double /*scale*/) {
+    const at::Tensor& offsets_host, const at::Tensor& /*kept*/, double /*scale*/) {
   const auto like = [](const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); };
   return {like(q_NHK),
           like(k_NHK),
@@ -162,13 +163,13 @@ TORCH_LIBRARY_FRAGMENT(furlong, m) {
   m.def(
       "kda_chunk(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, Tensor offsets_host, "
       "Tensor? initial_state, float scale) -> (Tensor, Tensor)");
-  // The forward that keeps the state entering each chunk, and its gradient; see autograd.cpp.
+  // The forward that keeps each chunk's entering state and corrections, and its gradient; see autograd.cpp.
   m.def(
       "_kda_chunk_forward(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, "
       "Tensor offsets_host, Tensor? initial_state, float scale) -> (Tensor, Tensor, Tensor)");
   m.def(
       "_kda_chunk_backward(Tensor d_out, Tensor? d_final_state, Tensor q, Tensor k, Tensor v, Tensor decay_log, "
-      "Tensor beta, Tensor offsets_host, Tensor entering_states, float scale) -> "
+      "Tensor beta, Tensor offsets_host, Tensor kept, float scale) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "kda_reference(Tensor q, Tensor k, Tensor v, Tensor decay_log, Tensor beta, Tensor offsets, Tensor offsets_host, "
