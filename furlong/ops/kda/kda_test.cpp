@@ -205,8 +205,7 @@ TEST(KdaChunk, PackedEqualsSeparate) {
   EXPECT_TRUE(packed.out_NHV.slice(0, 40).equal(second.out_NHV));
 }
 
-TEST(KdaChunk, DoesNotDependOnThreads) {
-  const Inputs in({70, 3, 41}, 1, 16, 64);
+void expect_same_for_all_threads(const Inputs& in) {
   const at::Tensor d_out = at::randn(in.v.sizes()), d_state = at::randn(in.state.sizes());
   const int before = omp_get_max_threads();
   omp_set_num_threads(1);
@@ -219,6 +218,16 @@ TEST(KdaChunk, DoesNotDependOnThreads) {
     for (size_t i = 0; i < grad.size(); ++i) EXPECT_TRUE(grad[i].equal(one_grad[i])) << threads << ' ' << i;
   }
   omp_set_num_threads(before);
+}
+
+TEST(KdaChunk, DoesNotDependOnThreads) {
+  expect_same_for_all_threads(Inputs({70, 3, 41}, 1, 16, 64));
+  expect_same_for_all_threads(Inputs({64}, 4, 16, 16));
+}
+
+TEST(KdaChunk, DoesNotDependOnThreadsThatShareAHead) {
+  expect_same_for_all_threads(Inputs({517}, 1, 16, 64));  // the last chunk has five rows, the last segment one chunk
+  expect_same_for_all_threads(Inputs({133, 260}, 1, 24, 40));
 }
 
 TEST(KdaChunk, TakesBf16AndStridedInputs) {
