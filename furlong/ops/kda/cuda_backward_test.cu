@@ -68,7 +68,7 @@ void release(void* p) {
   std::free(p);
 }
 void upload(void* to, const void* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 void fill(void* p, int byte, size_t bytes) {
   std::memset(p, byte, bytes);
