@@ -8,17 +8,7 @@
 # to other kernels than the tree's. Logs: out/acceptance.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-bin=build/cpu/bin
-work=out/acceptance
-mkdir -p "$work"
-failed=0
-
-line() { # line NUMBER STATUS TEXT
-  printf '%s %s %s\n' "$1" "$2" "$3"
-  [ "$2" = FAIL ] && failed=1
-  return 0
-}
+source tests/acceptance/points.sh
 
 result=$(ls bench/results/*-h200-kda.json 2>/dev/null | tail -n 1)
 kernels=$(bash tools/kernel_hash.sh)

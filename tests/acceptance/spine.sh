@@ -7,17 +7,7 @@
 # Logs and intermediate files: out/acceptance.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-bin=build/cpu/bin
-work=out/acceptance
-mkdir -p "$work"
-failed=0
-
-line() { # line NUMBER STATUS TEXT
-  printf '%s %s %s\n' "$1" "$2" "$3"
-  [ "$2" = FAIL ] && failed=1
-  return 0
-}
+source tests/acceptance/points.sh
 
 # A trained model of the demo's architecture with every text mechanism on: the demo's, or 60 steps made here.
 trained_run() {
