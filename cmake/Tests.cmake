@@ -59,25 +59,24 @@ if(FURLONG_CUDA_KERNELS)
   file(GLOB_RECURSE device_programs CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/furlong/ops/*_test.cu"
     "${CMAKE_SOURCE_DIR}/furlong/ops/*_bench.cu")
   foreach(source IN LISTS device_programs)
-    get_filename_component(program "${source}" NAME_WE)
-    get_filename_component(folder "${source}" DIRECTORY)
-    get_filename_component(op "${folder}" NAME)
-    set(name "${op}_${program}")
+    file(RELATIVE_PATH name "${CMAKE_SOURCE_DIR}/furlong/ops" "${source}")  # kda/cuda/step_test.cu: kda_cuda_step_test
+    string(REGEX REPLACE "\\.cu$" "" name "${name}")
+    string(REPLACE "/" "_" name "${name}")
     add_executable(${name} ${source})
     target_link_libraries(${name} PRIVATE furlong_kernels OpenMP::OpenMP_CXX)
     target_compile_options(${name} PRIVATE -Xcompiler=-fopenmp)
-    if(program MATCHES "_test$")
+    if(name MATCHES "_test$")
       add_test(NAME ${name} COMMAND ${name})
     endif()
   endforeach()
 endif()
 
-# In a build without kernels those of the KDA gradient run on the CPU, every thread a fiber (cuda_emulation.h), where the
+# In a build without kernels those of the KDA gradient run on the CPU, every thread a fiber (cuda/emulation.h), where the
 # headers of a CUDA toolkit are at hand. The second order lets the last warp run first: a missing barrier shows.
 if(NOT FURLONG_CUDA_KERNELS)
   find_path(FURLONG_CUDA_HEADERS cuda_bf16.h HINTS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES include)
   if(FURLONG_CUDA_HEADERS)
-    set(emulated furlong/ops/kda/cuda_backward.cu furlong/ops/kda/cuda_backward_test.cu)
+    set(emulated furlong/ops/kda/cuda/backward.cu furlong/ops/kda/cuda/backward_test.cu)
     set_source_files_properties(${emulated} PROPERTIES LANGUAGE CXX)
     add_executable(kda_emulated_backward_test ${emulated})
     target_include_directories(kda_emulated_backward_test SYSTEM PRIVATE "${FURLONG_CUDA_HEADERS}")

@@ -20,7 +20,7 @@ if [ -z "$nvcc" ]; then
 fi
 out=build/cuda_check
 mkdir -p "$out"
-newest=$(find furlong/ops \( -name '*.cuh' -o -name 'cuda_*.h' \) -newer "$out/.stamp" -print -quit 2>/dev/null || echo all)
+newest=$(find furlong/ops \( -name '*.cuh' -o -path '*cuda*.h' \) -newer "$out/.stamp" -print -quit 2>/dev/null || echo all)
 count=0
 while read -r source; do
   object="$out/$(echo "$source" | tr / _).o"

@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export LC_ALL=C
-find furlong/ops/kda furlong/ops/short_conv furlong/ops/common \( -name '*.cu' -o -name '*.cuh' -o -name 'cuda_*.h' \) \
+find furlong/ops/kda furlong/ops/short_conv furlong/ops/common \( -name '*.cu' -o -name '*.cuh' -o -path '*cuda*.h' \) \
   ! -name '*_test.cu' ! -name '*_bench.cu' ! -name '*test*' ! -name '*emulation*' -print | sort | xargs cat | sha256sum | cut -c1-16

@@ -1,5 +1,5 @@
 // The ops on CUDA tensors against the recurrence in fp64. Skipped without a GPU; the kernels' own tests need no torch
-// (cuda_forward_test.cu and its neighbours).
+// (cuda/forward_test.cu and its neighbours).
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,5 @@
 // kda_step_fused_: kda_step_ with the gate, beta's sigmoid and the L2 norms of q and k inside. On the CPU and in fp64
-// it is the composition of those; CUDA has one kernel (cuda_step.cu).
+// it is the composition of those; CUDA has one kernel (cuda/step.cu).
 //   B sequences   S state slots   H heads   K key size   V value size
 
 #include <ATen/TensorOperators.h>

@@ -1,0 +1,52 @@
+#include "furlong/ops/kda/cpu/scratch.h"
+
+#include <algorithm>
+
+namespace furlong::kda {
+
+ChunkMemory::ChunkMemory(int64_t K, int64_t V, bool gradient) {
+  scratch_.K = K;
+  scratch_.V = V;
+  scratch_.pairwise = pairwise_;
+  int64_t floats = 0;
+  carve(nullptr, floats, gradient);
+  memory_ = hwy::AllocateAligned<float>(floats);
+  floats = 0;
+  carve(memory_.get(), floats, gradient);
+}
+
+void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
+  const int64_t K = scratch_.K, V = scratch_.V, R = kChunkRows, stack = ChunkScratch::packed_rows(kMaxBlocks);
+  const int64_t scores = kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride;
+  const auto take = [&](float*& pointer, int64_t floats) {
+    pointer = base == nullptr ? nullptr : base + used;
+    used += round_up(floats, 16);
+  };
+  ChunkScratch& s = scratch_;
+  for (float** rows : {&s.q, &s.k, &s.g, &s.row, &s.to_end, &s.at_end}) take(*rows, R * K);
+  for (float** rows : {&s.v, &s.correction, &s.written}) take(*rows, R * V);
+  for (float** blocks : {&s.to_offset, &s.total, &s.start}) take(*blocks, kMaxBlocks * K);
+  for (float** vector : {&s.whole, &s.pair_sum, &s.pair_decay}) take(*vector, K);
+  for (float** triangle : {&s.columns, &s.rights}) take(*triangle, stack * K);
+  take(s.beta, R);
+  take(s.lefts, 2 * R * K);
+  take(s.from_start, 2 * R * K);
+  take(s.turned, std::max({R * K, R * V, K * V}));
+  take(s.all_scores, scores);
+  take(s.state, kMostTaskHeads * K * V);
+  take(s.product, 2 * R * V);
+  if (!gradient) return;
+  take(s.d_scores, scores);
+  for (float** rows : {&s.d_out, &s.d_written, &s.d_v}) take(*rows, R * V);
+  take(s.residual, 2 * R * V);
+  take(s.d_state, kMostTaskHeads * K * V);
+  take(s.state_turned, K * V);
+  take(s.d_from_start, 2 * R * K);
+  for (float** rows : {&s.d_at_end, &s.d_right, &s.d_q, &s.d_k, &s.d_g}) take(*rows, R * K);
+  take(s.d_left, 2 * kBlockRows * K);
+  take(s.d_beta, R);
+  take(s.d_diagonal, R);
+  take(s.end_sum, K);
+}
+
+}  // namespace furlong::kda
