@@ -1,6 +1,7 @@
 # Tests stand beside their source (x_test.cpp); each room makes one test program, build/PRESET/bin/ROOM_test.
 # Benches (x_bench.cpp) make one program each.
 
+# main of the unit tests is among them (test_main.cpp): programs with a main of their own do not pull it in.
 file(GLOB support_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/support/*.cpp")
 add_library(furlong_test_support STATIC ${support_sources})
 target_link_libraries(furlong_test_support PUBLIC furlong_core GTest::gtest GTest::gmock)
@@ -18,7 +19,7 @@ function(furlong_room_test name)
     return()
   endif()
   add_executable(${name} ${all})
-  target_link_libraries(${name} PRIVATE furlong_test_support GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE furlong_test_support)
   target_precompile_headers(${name} REUSE_FROM furlong_ops)
   add_test(NAME ${name} COMMAND ${name})
   # Waiting threads sleep instead of spinning: a busy machine must not make tests time out.
