@@ -10,6 +10,8 @@ constexpr double kFp32 = 2e-6;
 constexpr double kFp32Chain = 2e-5;
 // One rounding to bf16 (8 bits: 2^-9 = 2e-3) of a result that was right in fp32, plus double rounding.
 constexpr double kBf16 = 8e-3;
+// kda_chunk in fp32, forward, state and gradients, against the recurrence in fp64: what is promised for every input.
+constexpr double kKda = 1e-5;
 // Gradients of a whole model in fp32 in another order of summation: errors of all layers above add up.
 constexpr double kFp32Model = 1e-4;
 // One sequence whole against in pieces (chunk and step form, expanded and absorbed MLA), fp32, expert ids replayed:

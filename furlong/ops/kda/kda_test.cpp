@@ -18,85 +18,13 @@
 
 #include "furlong/base/error.h"
 #include "furlong/ops/norm/norm.h"
+#include "tests/support/kda_inputs.h"
 #include "tests/support/tolerance.h"
 
 namespace furlong {
 namespace {
 
-enum class Gate { kBounded, kSaturated, kSoftplus, kAbrupt };
-
-at::Tensor decay_of(Gate gate, at::IntArrayRef shape) {
-  switch (gate) {
-    case Gate::kBounded:
-      return at::rand(shape) * -5.0;
-    case Gate::kSaturated:  // -5 or 0, as a gate at its limits gives
-      return at::rand(shape).lt(0.5).to(at::kFloat) * -5.0;
-    case Gate::kSoftplus:
-      return at::randn(shape).exp() * -1.0;
-    case Gate::kAbrupt:  // one token in twenty forgets everything
-      return at::rand(shape) * -0.1 - at::rand(shape).lt(0.05).to(at::kFloat) * 1000.0;
-  }
-  return {};
-}
-
-struct Inputs {
-  at::Tensor q, k, v, decay_log, beta, state;
-  SequenceLayout layout;
-
-  Inputs(const std::vector<int64_t>& lengths, int64_t H, int64_t K, int64_t V, Gate gate = Gate::kBounded,
-         int64_t extra_rows = 0)
-      : layout(SequenceLayout::from_lengths(lengths)) {
-    const int64_t N = layout.num_tokens() + extra_rows;
-    q = l2_norm(at::randn({N, H, K}));
-    k = l2_norm(at::randn({N, H, K}));
-    v = at::randn({N, H, V});
-    decay_log = decay_of(gate, {N, H, K});
-    beta = at::rand({N, H});
-    state = at::randn({layout.num_sequences(), H, K, V});
-  }
-
-  std::vector<at::Tensor*> tensors() { return {&q, &k, &v, &decay_log, &beta, &state}; }
-  Inputs to(at::ScalarType dtype) const {
-    Inputs copy = *this;
-    for (at::Tensor* x : copy.tensors()) *x = x->to(dtype);
-    return copy;
-  }
-  double scale() const { return 1.0 / std::sqrt(static_cast<double>(q.size(2))); }
-};
-
-using Form = KdaOutput (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&, const SequenceLayout&, const std::optional<at::Tensor>&, double);
-
-KdaOutput run(Form form, const Inputs& in) {
-  return form(in.q, in.k, in.v, in.decay_log, in.beta, in.layout, in.state, in.scale());
-}
-
-double relative_error(const at::Tensor& got, const at::Tensor& expected) {
-  if (expected.numel() == 0) return 0;
-  const double largest = expected.abs().max().item<double>();
-  const double error = (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>();
-  return largest > 0 ? error / largest : error;
-}
-
-void expect_close(const char* what, const at::Tensor& got, const at::Tensor& expected, double tolerance) {
-  ASSERT_EQ(got.sizes(), expected.sizes()) << what;
-  EXPECT_LE(relative_error(got, expected), tolerance) << what;
-}
-
-/// Gradients of sum(d_out out) + sum(d_state final_state) at q, k, v, decay_log, beta, initial state.
-std::vector<at::Tensor> gradients(Form form, const Inputs& inputs, const at::Tensor& d_out, const at::Tensor& d_state) {
-  Inputs in = inputs;
-  for (at::Tensor* x : in.tensors()) *x = x->detach().clone().requires_grad_();
-  const KdaOutput got = run(form, in);
-  const int64_t tokens = in.layout.num_tokens();
-  ((got.out_NHV * d_out.to(got.out_NHV.scalar_type())).slice(0, 0, tokens).sum().to(d_state.scalar_type()) +
-   (got.final_state_BHKV * d_state).sum())
-      .backward();
-  std::vector<at::Tensor> result;
-  // Without tokens the reference does not connect its result to the inputs.
-  for (at::Tensor* x : in.tensors()) result.push_back(x->grad().defined() ? x->grad() : at::zeros_like(*x));
-  return result;
-}
+using namespace testing;
 
 /// Forward and all gradients in fp32 against the recurrence in fp64.
 void compare_with_reference(const Inputs& in) {
@@ -107,39 +35,8 @@ void compare_with_reference(const Inputs& in) {
   const at::Tensor d_out = at::randn(in.v.sizes()), d_state = at::randn(in.state.sizes());
   const auto got_grad = gradients(kda_chunk, in, d_out, d_state);
   const auto expected_grad = gradients(kda_reference, exact, d_out.to(at::kDouble), d_state.to(at::kDouble));
-  const char* names[] = {"d_q", "d_k", "d_v", "d_decay_log", "d_beta", "d_initial_state"};
   for (size_t i = 0; i < got_grad.size(); ++i) {
-    expect_close(names[i], got_grad[i], expected_grad[i], tolerance::kFp32Chain);
-  }
-}
-
-TEST(KdaChunk, MatchesReferenceAtEveryShortLength) {
-  for (int64_t tokens = 1; tokens <= 70; ++tokens) {
-    SCOPED_TRACE(tokens);
-    const Gate gates[] = {Gate::kBounded, Gate::kSaturated, Gate::kSoftplus, Gate::kAbrupt};
-    compare_with_reference(Inputs({tokens}, 1, 16, 16, gates[tokens % 4]));
-  }
-}
-
-TEST(KdaChunk, MatchesReferenceAtLongLengths) {
-  for (const int64_t tokens : {127, 128, 129, 257, 1000}) {
-    SCOPED_TRACE(tokens);
-    compare_with_reference(Inputs({tokens}, 1, 16, 16));
-  }
-}
-
-TEST(KdaChunk, MatchesReferenceUnderEveryGate) {
-  for (const Gate gate : {Gate::kBounded, Gate::kSaturated, Gate::kSoftplus, Gate::kAbrupt}) {
-    SCOPED_TRACE(static_cast<int>(gate));
-    compare_with_reference(Inputs({83}, 2, 32, 32, gate));
-  }
-}
-
-TEST(KdaChunk, MatchesReferenceAtEveryHeadSize) {
-  const std::pair<int64_t, int64_t> sizes[] = {{16, 64}, {64, 16}, {24, 40}, {5, 3}, {128, 128}};
-  for (const auto& [key_size, value_size] : sizes) {
-    SCOPED_TRACE(key_size);
-    compare_with_reference(Inputs({37}, 2, key_size, value_size));
+    expect_close(kGradientNames[i], got_grad[i], expected_grad[i], tolerance::kFp32Chain);
   }
 }
 
@@ -157,7 +54,7 @@ TEST(KdaChunk, KeepsGradientsOfVanishingDecays) {
 }
 
 TEST(KdaChunk, NeverReadsRowsPastTheLastSequence) {
-  Inputs in({9, 20}, 2, 16, 16, Gate::kBounded, /*extra_rows=*/6);
+  Inputs in({9, 20}, 2, 16, 16, Gate::kRandom, Data::kGaussian, /*extra_rows=*/6);
   Inputs whole = in;
   for (at::Tensor* x : {&whole.q, &whole.k, &whole.v, &whole.decay_log, &whole.beta}) *x = x->slice(0, 0, 29).clone();
   for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.decay_log, &in.beta}) {
@@ -203,31 +100,6 @@ TEST(KdaChunk, PackedEqualsSeparate) {
   const KdaOutput second = kda_chunk(part(in.q), part(in.k), part(in.v), part(in.decay_log), part(in.beta),
                                      SequenceLayout::from_lengths({25}), in.state.slice(0, 1), in.scale());
   EXPECT_TRUE(packed.out_NHV.slice(0, 40).equal(second.out_NHV));
-}
-
-void expect_same_for_all_threads(const Inputs& in) {
-  const at::Tensor d_out = at::randn(in.v.sizes()), d_state = at::randn(in.state.sizes());
-  const int before = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const KdaOutput one = run(kda_chunk, in);
-  const auto one_grad = gradients(kda_chunk, in, d_out, d_state);
-  for (const int threads : {2, 5, 16}) {
-    omp_set_num_threads(threads);
-    EXPECT_TRUE(run(kda_chunk, in).out_NHV.equal(one.out_NHV)) << threads;
-    const auto grad = gradients(kda_chunk, in, d_out, d_state);
-    for (size_t i = 0; i < grad.size(); ++i) EXPECT_TRUE(grad[i].equal(one_grad[i])) << threads << ' ' << i;
-  }
-  omp_set_num_threads(before);
-}
-
-TEST(KdaChunk, DoesNotDependOnThreads) {
-  expect_same_for_all_threads(Inputs({70, 3, 41}, 1, 16, 64));
-  expect_same_for_all_threads(Inputs({64}, 4, 16, 16));
-}
-
-TEST(KdaChunk, DoesNotDependOnThreadsThatShareAHead) {
-  expect_same_for_all_threads(Inputs({517}, 1, 16, 64));  // the last chunk has five rows, the last segment one chunk
-  expect_same_for_all_threads(Inputs({133, 260}, 1, 24, 40));
 }
 
 TEST(KdaChunk, TakesBf16AndStridedInputs) {
