@@ -49,9 +49,10 @@ point_5() {
 }
 
 point_6() {
-  local cpu
-  cpu=$(run_tests kda_bits.log kda_test '*Thread*:*Repeat*:*Batch*:*Alone*:*Guard*:*NeverReads*') || { line 6 FAIL "CPU: $cpu"; return; }
-  gpu 6 checkers "CPU: $cpu; "
+  local cpu conv filter='*Identity*:*Thread*:*Repeat*:*Neighbour*:*NeverRead*'
+  cpu=$(run_tests kda_bits.log kda_test "$filter") || { line 6 FAIL "CPU: $cpu"; return; }
+  conv=$(run_tests short_conv_bits.log short_conv_test "$filter") || { line 6 FAIL "CPU: $conv"; return; }
+  gpu 6 checkers "CPU: kda $cpu, short_conv $conv; "
 }
 
 point_7() {

@@ -20,6 +20,7 @@
 
 #include "furlong/ops/kda/kda.h"
 #include "furlong/ops/norm/norm.h"
+#include "tests/support/gradient.h"
 
 namespace furlong::testing {
 
@@ -118,14 +119,6 @@ inline std::vector<at::Tensor> gradients(Form form, const Inputs& inputs, const 
   return result;
 }
 constexpr const char* kGradientNames[] = {"d_q", "d_k", "d_v", "d_decay_log", "d_beta", "d_initial_state"};
-
-/// max|got - expected| / max|expected|
-inline double relative_error(const at::Tensor& got, const at::Tensor& expected) {
-  if (expected.numel() == 0) return 0;
-  const double largest = expected.abs().max().item<double>();
-  const double error = (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>();
-  return largest > 0 ? error / largest : error;
-}
 
 inline void expect_close(const char* what, const at::Tensor& got, const at::Tensor& expected, double tolerance) {
   ASSERT_EQ(got.sizes(), expected.sizes()) << what;

@@ -2,10 +2,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
 
 #include "furlong/ops/kda/kda.h"
 #include "tests/support/kda_inputs.h"
@@ -90,6 +95,14 @@ TEST(KdaIdentity, ThreadsChangeNoBits) {
 }
 
 TEST(KdaIdentity, FreshMemoryIsNeverRead) {
+  {
+    const PoisonedMemory poisoned;
+    ASSERT_TRUE(at::empty({1 << 16}).isnan().all().item<bool>());
+#ifndef FURLONG_SANITIZED
+    const std::unique_ptr<float, decltype(&std::free)> memory(static_cast<float*>(std::malloc(1 << 20)), &std::free);
+    ASSERT_TRUE(std::isnan(memory.get()[0]) && std::isnan(memory.get()[1000]));
+#endif
+  }
   for (const Problem& problem : problems()) {
     const auto expected = problem.results();
     const PoisonedMemory poisoned;

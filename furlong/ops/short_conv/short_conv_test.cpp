@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -15,6 +16,8 @@
 
 #include "furlong/base/error.h"
 #include "furlong/ops/common/kernel.h"
+#include "tests/support/gradient.h"
+#include "tests/support/poisoned_memory.h"
 #include "tests/support/tolerance.h"
 
 namespace furlong {
@@ -87,10 +90,33 @@ void compare_with_reference(const Inputs& in) {
 TEST(ShortConv, MatchesReferenceWithGradients) {
   for (const int64_t width : {1, 2, 4, 5}) {
     for (const int64_t channels : {1, 16, 70, 192}) {
-      SCOPED_TRACE(testing::Message() << width << ' ' << channels);
+      SCOPED_TRACE(::testing::Message() << width << ' ' << channels);
       compare_with_reference(Inputs({7, 1, 0, 2, 150}, channels, width));
     }
   }
+}
+
+TEST(ShortConv, MatchesReferenceAtEveryLength) {
+  std::vector<int64_t> lengths{255, 256, 257, 1000, 4096};
+  for (int64_t tokens = 1; tokens <= 130; ++tokens) {
+    lengths.push_back(tokens);
+    compare_with_reference(Inputs({tokens}, 20, 4));
+  }
+  compare_with_reference(Inputs(lengths, 20, 4));
+  compare_with_reference(Inputs({65536}, 20, 4));
+}
+
+TEST(ShortConv, GradientOfReferenceMatchesFiniteDifferences) {
+  const Inputs in = Inputs({4, 0, 1, 3}, 3, 4).to(at::kDouble);
+  const at::Tensor d_y = at::randn(in.x.sizes(), at::kDouble), d_tail = at::randn(in.tail.sizes(), at::kDouble);
+  const auto weighted = [&](const testing::Tensors& x) {
+    Inputs point = in;
+    point.x = x[0], point.weight = x[1], point.tail = x[2];
+    const auto [y, tail] = reference(point);
+    return (y * d_y).sum() + (tail * d_tail).sum();
+  };
+  EXPECT_LE(testing::finite_difference_error(weighted, {in.x, in.weight, in.tail}, at::ones({}, at::kDouble)),
+            tolerance::kFiniteDifference);
 }
 
 TEST(ShortConv, HandlesEmptyAndOneToken) {
@@ -175,6 +201,49 @@ TEST(ShortConv, DoesNotDependOnThreads) {
   EXPECT_TRUE(y.equal(std::get<0>(kernel(in))));
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(one[i].equal(three[i]));
   omp_set_num_threads(before);
+}
+
+/// Output, final tail and every gradient.
+std::vector<at::Tensor> results(const Inputs& in, const at::Tensor& d_y, const at::Tensor& d_tail) {
+  const auto [y, tail] = kernel(in);
+  std::vector<at::Tensor> all = gradients(kernel, in, d_y, d_tail);
+  all.insert(all.begin(), {y.detach(), tail.detach()});
+  return all;
+}
+
+void expect_same_bits(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(got[i].equal(expected[i])) << i;
+}
+
+TEST(ShortConv, RepeatsGiveTheSameBitsAndFreshMemoryIsNeverRead) {
+  for (const int64_t channels : {130, 16}) {
+    const Inputs in({300, 1, 0, 5}, channels, 4);
+    const at::Tensor d_y = at::randn(in.x.sizes()), d_tail = at::randn(in.tail.sizes());
+    const auto first = results(in, d_y, d_tail);
+    for (int i = 0; i < 50; ++i) expect_same_bits(results(in, d_y, d_tail), first);
+    const testing::PoisonedMemory poisoned;
+    expect_same_bits(results(in, d_y, d_tail), first);
+  }
+}
+
+TEST(ShortConv, NeighboursChangeNoBits) {
+  const std::vector<int64_t> lengths{1, 40, 0, 150, 2};
+  const Inputs pack(lengths, 70, 4);
+  const at::Tensor d_y = at::randn(pack.x.sizes()), d_tail = at::randn(pack.tail.sizes());
+  const auto together = results(pack, d_y, d_tail);
+  int64_t first = 0;
+  for (int64_t b = 0; b < static_cast<int64_t>(lengths.size()); ++b) {
+    const int64_t last = first + lengths[b];
+    Inputs alone = pack;
+    alone.layout = SequenceLayout::from_lengths({lengths[b]});
+    alone.x = pack.x.slice(0, first, last);
+    alone.tail = pack.tail.slice(0, b, b + 1);
+    const auto got = results(alone, d_y.slice(0, first, last), d_tail.slice(0, b, b + 1));
+    expect_same_bits({got[0], got[1], got[2], got[4]},
+                     {together[0].slice(0, first, last), together[1].slice(0, b, b + 1),
+                      together[2].slice(0, first, last), together[4].slice(0, b, b + 1)});
+    first = last;
+  }
 }
 
 TEST(ShortConv, RefusesBadArguments) {
