@@ -1,9 +1,10 @@
 // Tests of the CUDA gradient of kda_chunk, free of torch, against the recurrence and its adjoint token by token in
 // fp64. Without nvcc the kernels run on the CPU through cuda/emulation.h.
 //
-//   kda_cuda_backward_test [--small] [--case TEXT] [--most N] [--repeats N]
+//   kda_cuda_backward_test [--small] [--unset] [--case TEXT] [--most N] [--repeats N]
 //
-// --case runs only cases whose name holds TEXT; --most leaves out cases of more than N tokens times heads.
+// --case runs only cases whose name holds TEXT; --most leaves out cases of more than N tokens times heads; --unset
+// leaves workspaces and results as they were allocated instead of NaN, for compute-sanitizer's initcheck.
 //
 // Exit code 77: no GPU.
 
@@ -13,19 +14,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #endif
-#include <cuda_bf16.h>
-
 #include "furlong/ops/kda/cuda/backward_args.h"
+#include "furlong/ops/kda/cuda/backward_test_case.h"
 
 namespace furlong::kda::cuda {
 namespace {
+
+using namespace gradient_test;
 
 // ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -45,10 +47,10 @@ void release(void* p) {
   cudaFree(p);
 }
 void upload(void* to, const void* from, size_t bytes) {
-  check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+  if (bytes > 0) check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
 }
 void fill(void* p, int byte, size_t bytes) {
-  check(cudaMemset(p, byte, bytes), "memset");
+  if (bytes > 0) check(cudaMemset(p, byte, bytes), "memset");
 }
 void synchronise() {
   check(cudaDeviceSynchronize(), "kernel");
@@ -79,330 +81,45 @@ bool has_device() {
 }
 #endif
 
-/// Device memory with a guard of 256 bytes behind it; starts as NaN.
+/// Without it, memory that a kernel has to write first stays as it was allocated: for initcheck.
+bool fill_with_nan = true;
+
+/// Device memory between two guard zones of NaN; starts as NaN.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes) : bytes_(bytes), data_(reserve(bytes + 256)) { fill(data_, 0xff, bytes + 256); }
-  ~Buffer() { release(data_); }
+  explicit Buffer(size_t bytes) : bytes_(bytes), base_(static_cast<char*>(reserve(bytes + 2 * kGuard))) {
+    fill(base_, 0xff, kGuard);
+    fill(base_ + kGuard + bytes, 0xff, kGuard);
+    poison();
+  }
+  ~Buffer() { release(base_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   template <typename T = void>
   T* get() const {
-    return static_cast<T*>(data_);
+    return reinterpret_cast<T*>(base_ + kGuard);
   }
   size_t bytes() const { return bytes_; }
-  void poison() { fill(data_, 0xff, bytes_); }
+  void poison() {
+    if (fill_with_nan) fill(get(), 0xff, bytes_);
+  }
   std::vector<unsigned char> download() const {
-    std::vector<unsigned char> host(bytes_ + 256);
-    upload(host.data(), data_, host.size());
+    std::vector<unsigned char> host(bytes_);
+    upload(host.data(), get(), bytes_);
     return host;
   }
-  bool guard_intact() const {
-    const auto host = download();
-    return std::all_of(host.begin() + bytes_, host.end(), [](unsigned char c) { return c == 0xff; });
+  bool guards_intact() const {
+    std::vector<unsigned char> zones(2 * kGuard);
+    upload(zones.data(), base_, kGuard);
+    upload(zones.data() + kGuard, base_ + kGuard + bytes_, kGuard);
+    return std::all_of(zones.begin(), zones.end(), [](unsigned char c) { return c == 0xff; });
   }
 
  private:
+  static constexpr size_t kGuard = 256;
   size_t bytes_;
-  void* data_;
+  char* base_;
 };
-
-// ---- cases ------------------------------------------------------------------------------------------------------
-
-enum class Gates { kRandom, kBound, kZero, kMixed, kWild };
-enum class Keys { kGaussian, kAlike };
-
-struct Case {
-  std::string name;
-  std::vector<int64_t> lengths;
-  int64_t H = 2, K = 128, V = 128;
-  GateForm form = GateForm::kBounded;
-  Gates gates = Gates::kRandom;
-  Keys keys = Keys::kGaussian;
-  bool bf16 = true, fused = true, states = true;
-  int64_t spare_rows = 0;  // rows past the last sequence
-};
-
-float rounded(float x, Element type) {
-  return type == Element::kFloat ? x : __bfloat162float(__float2bfloat16(x));
-}
-
-struct Tensor {
-  Element type = Element::kFloat;
-  std::vector<float> values;
-
-  std::vector<unsigned char> raw() const {
-    std::vector<unsigned char> bytes(values.size() * (type == Element::kFloat ? 4 : 2));
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (type == Element::kFloat) {
-        std::memcpy(bytes.data() + 4 * i, &values[i], 4);
-      } else {
-        const __nv_bfloat16 x = __float2bfloat16(values[i]);
-        std::memcpy(bytes.data() + 2 * i, &x, 2);
-      }
-    }
-    return bytes;
-  }
-};
-
-struct Problem {
-  Case c;
-  std::vector<int64_t> offsets;
-  int64_t N, B;
-  float scale, lower_bound = -5.0f;
-  Tensor q, k, v, gate, beta, d_out, initial, d_final, a_log, dt_bias;
-};
-
-Problem make(const Case& c, unsigned seed) {
-  Problem p;
-  p.c = c;
-  p.offsets = {0};
-  for (int64_t length : c.lengths) p.offsets.push_back(p.offsets.back() + length);
-  p.B = static_cast<int64_t>(c.lengths.size());
-  p.N = p.offsets.back() + c.spare_rows;
-  p.scale = 1.0f / std::sqrt(static_cast<float>(c.K));
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal;
-  std::uniform_real_distribution<float> uniform;
-  const Element type = c.bf16 ? Element::kBFloat16 : Element::kFloat;
-  const auto fill_tensor = [&](Tensor& t, int64_t n, Element element, auto draw) {
-    t.type = element;
-    t.values.resize(n);
-    for (int64_t i = 0; i < n; ++i) t.values[i] = rounded(draw(i), element);
-  };
-  const int64_t keys = p.N * c.H * c.K, values = p.N * c.H * c.V;
-  std::vector<float> common(c.H * c.K);
-  for (float& x : common) x = normal(engine);
-  // Alike: all keys of a head point nearly the same way, so that A is large and the inverse matters.
-  const auto key = [&](int64_t i) {
-    return c.keys == Keys::kGaussian ? normal(engine) : common[i % (c.H * c.K)] + 0.3f * normal(engine);
-  };
-  fill_tensor(p.q, keys, type, key);
-  fill_tensor(p.k, keys, type, key);
-  if (!c.fused) {
-    for (Tensor* t : {&p.q, &p.k}) {
-      for (int64_t row = 0; row < p.N * c.H; ++row) {
-        double sum = 1e-6;
-        for (int64_t d = 0; d < c.K; ++d) sum += t->values[row * c.K + d] * t->values[row * c.K + d];
-        for (int64_t d = 0; d < c.K; ++d) {
-          t->values[row * c.K + d] = rounded(static_cast<float>(t->values[row * c.K + d] / std::sqrt(sum)), type);
-        }
-      }
-    }
-  }
-  fill_tensor(p.v, values, type, [&](int64_t) { return normal(engine); });
-  fill_tensor(p.d_out, values, type, [&](int64_t) { return normal(engine); });
-  const bool given = c.form == GateForm::kGiven;
-  fill_tensor(p.gate, keys, given ? Element::kFloat : type, [&](int64_t i) {
-    const int64_t token = i / (c.H * c.K);
-    switch (c.gates) {
-      case Gates::kRandom:
-        return given ? -uniform(engine) * uniform(engine) * 3.0f : normal(engine) * 2.0f - 2.0f;
-      case Gates::kBound:
-        return given ? -5.0f : 30.0f;
-      case Gates::kZero:
-        return given ? 0.0f : -30.0f;
-      case Gates::kMixed: {
-        const bool open = ((i * 2654435761u) >> 7) % 2 == 0;
-        return given ? (open ? 0.0f : -5.0f) : (open ? -30.0f : 30.0f);
-      }
-      case Gates::kWild: {
-        const float x =
-            token % 37 == 5 ? -1000.0f : (uniform(engine) < 0.1f ? -30.0f * uniform(engine) : -0.1f * uniform(engine));
-        return given ? x : normal(engine) * 10.0f;
-      }
-    }
-    return 0.0f;
-  });
-  fill_tensor(p.beta, p.N * c.H, c.fused ? type : Element::kFloat,
-              [&](int64_t) { return c.fused ? normal(engine) * 2.0f : uniform(engine); });
-  fill_tensor(p.initial, p.B * c.H * c.K * c.V, Element::kFloat, [&](int64_t) { return 0.3f * normal(engine); });
-  fill_tensor(p.d_final, p.B * c.H * c.K * c.V, Element::kFloat, [&](int64_t) { return 0.3f * normal(engine); });
-  fill_tensor(p.a_log, c.H, Element::kFloat, [&](int64_t) { return 0.3f * normal(engine); });
-  fill_tensor(p.dt_bias, c.H * c.K, Element::kFloat, [&](int64_t) { return 0.5f * normal(engine); });
-  return p;
-}
-
-// ---- fp64 oracle --------------------------------------------------------------------------------------------------
-
-struct Gradients {
-  std::vector<double> q, k, v, gate, beta, initial, a_log, dt_bias;
-  // Squared sizes of what the sums are made of, where more cancels than remains: see limits.
-  double a_log_terms = 0, gate_terms = 0, dt_bias_terms = 0, beta_terms = 0;
-};
-
-// Where a gate forgets nearly everything, the gradient of its log is far smaller than q d_q, which enters for one row
-// and leaves for the next: rounding in fp32 is relative to q d_q. 1.2 % of 3e-4 of it: 4e-6.
-constexpr double kCrossing = 3e-4;
-
-double logistic(double x) {
-  return 1.0 / (1.0 + std::exp(-x));
-}
-
-/// What one sequence and head gives to the sums over tokens.
-struct Sums {
-  double a_log = 0, a_log_terms = 0, gate_terms = 0, dt_bias_terms = 0, beta_terms = 0;
-  std::vector<double> dt_bias;
-};
-
-/// One sequence and head.
-Sums oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out) {
-  const Case& c = p.c;
-  const int64_t K = c.K, V = c.V, begin = p.offsets[b], T = p.offsets[b + 1] - begin, square = (b * c.H + h) * K * V;
-  const double a = std::exp(static_cast<double>(p.a_log.values[h]));
-  std::vector<double> q(T * K), k(T * K), g(T * K), beta(T), norm_q(T, 1), norm_k(T, 1);
-  const auto key_at = [&](int64_t t) { return ((begin + t) * c.H + h) * K; };
-  const auto value_at = [&](int64_t t) { return ((begin + t) * c.H + h) * V; };
-  for (int64_t t = 0; t < T; ++t) {
-    for (int which = 0; which < 2; ++which) {
-      const float* x = (which == 0 ? p.q : p.k).values.data() + key_at(t);
-      double sum = 1e-6;
-      for (int64_t d = 0; d < K; ++d) sum += static_cast<double>(x[d]) * x[d];
-      const double norm = c.fused ? 1 / std::sqrt(sum) : 1;
-      (which == 0 ? norm_q : norm_k)[t] = norm;
-      for (int64_t d = 0; d < K; ++d) (which == 0 ? q : k)[t * K + d] = x[d] * norm;
-    }
-    for (int64_t d = 0; d < K; ++d) {
-      const double z = p.gate.values[key_at(t) + d], x = z + p.dt_bias.values[h * K + d];
-      g[t * K + d] = c.form == GateForm::kGiven     ? z
-                     : c.form == GateForm::kBounded ? p.lower_bound * logistic(a * x)
-                                                    : -a * (x > 20 ? x : std::log1p(std::exp(x)));
-    }
-    const double raw = p.beta.values[(begin + t) * c.H + h];
-    beta[t] = c.fused ? logistic(raw) : raw;
-  }
-  const int64_t span = 64;
-  Sums sums;
-  sums.dt_bias.assign(K, 0);
-  std::vector<double> a_log_sizes(K, 0), dt_bias_sizes(K, 0);
-  std::vector<double> state(K * V, 0.0), next(K * V), errors(span * V);
-  if (c.states) {
-    for (int64_t i = 0; i < K * V; ++i) state[i] = p.initial.values[square + i];
-  }
-  std::vector<std::vector<double>> kept;
-  std::vector<double> inside((span + 1) * K * V);
-  const auto forward = [&](int64_t t, const double* from, double* to, double* error) {
-    const float* v = p.v.values.data() + value_at(t);
-    for (int64_t e = 0; e < V; ++e) error[e] = v[e];
-    for (int64_t d = 0; d < K; ++d) {
-      const double decay = std::exp(g[t * K + d]);
-      for (int64_t e = 0; e < V; ++e) {
-        to[d * V + e] = decay * from[d * V + e];
-        error[e] -= to[d * V + e] * k[t * K + d];
-      }
-    }
-    for (int64_t d = 0; d < K; ++d) {
-      for (int64_t e = 0; e < V; ++e) to[d * V + e] += beta[t] * k[t * K + d] * error[e];
-    }
-  };
-  for (int64_t t = 0; t < T; ++t) {
-    if (t % span == 0) kept.push_back(state);
-    forward(t, state.data(), next.data(), errors.data());
-    state.swap(next);
-  }
-  std::vector<double> d_state(K * V, 0.0), x(V);
-  if (c.states) {
-    for (int64_t i = 0; i < K * V; ++i) d_state[i] = p.d_final.values[square + i];
-  }
-  for (int64_t first = (T - 1) / span * span; T > 0 && first >= 0; first -= span) {
-    const int64_t rows = std::min(span, T - first);
-    std::copy(kept[first / span].begin(), kept[first / span].end(), inside.begin());
-    for (int64_t i = 0; i < rows; ++i) {
-      forward(first + i, inside.data() + i * K * V, inside.data() + (i + 1) * K * V, errors.data() + i * V);
-    }
-    for (int64_t i = rows - 1; i >= 0; --i) {
-      const int64_t t = first + i;
-      const double *before = inside.data() + i * K * V, *after = before + K * V, *error = errors.data() + i * V;
-      const float* d_o = p.d_out.values.data() + value_at(t);
-      std::fill(x.begin(), x.end(), 0.0);
-      for (int64_t d = 0; d < K; ++d) {
-        for (int64_t e = 0; e < V; ++e) {
-          d_state[d * V + e] += p.scale * q[t * K + d] * d_o[e];
-          x[e] += d_state[d * V + e] * k[t * K + d];
-        }
-      }
-      double d_beta = 0, beta_size = 0;
-      for (int64_t e = 0; e < V; ++e) {
-        d_beta += x[e] * error[e];
-        beta_size += x[e] * error[e] * x[e] * error[e];
-        out.v[value_at(t) + e] = beta[t] * x[e];
-      }
-      const double through = c.fused ? beta[t] * (1 - beta[t]) : 1;
-      out.beta[(begin + t) * c.H + h] = d_beta * through;
-      sums.beta_terms += beta_size * through * through;
-      std::vector<double> d_q(K), d_k(K);
-      double dot_q = 0, dot_k = 0;
-      for (int64_t d = 0; d < K; ++d) {
-        const double decay = std::exp(g[t * K + d]);
-        double sum_q = 0, sum_k = 0, sum_g = 0;
-        for (int64_t e = 0; e < V; ++e) {
-          double& cell = d_state[d * V + e];
-          const double decayed = decay * before[d * V + e];
-          sum_q += after[d * V + e] * d_o[e];
-          sum_k += cell * beta[t] * error[e] - decayed * beta[t] * x[e];
-          const double d_decayed = cell - k[t * K + d] * beta[t] * x[e];
-          sum_g += d_decayed * decayed;
-          cell = decay * d_decayed;
-        }
-        d_q[d] = p.scale * sum_q;
-        d_k[d] = sum_k;
-        dot_q += d_q[d] * q[t * K + d];
-        dot_k += d_k[d] * k[t * K + d];
-        const double z = p.gate.values[key_at(t) + d], y = z + p.dt_bias.values[h * K + d];
-        double slope = 1, term = 0;
-        if (c.form == GateForm::kBounded) {
-          slope = p.lower_bound * logistic(a * y) * logistic(-a * y) * a;
-          term = slope * sum_g * y;
-        } else if (c.form == GateForm::kSoftplus) {
-          slope = -a * logistic(y);
-          term = sum_g * g[t * K + d];
-        }
-        const double d_z = slope * sum_g, crossing = kCrossing * d_q[d] * q[t * K + d] * slope;
-        sums.a_log += term;
-        a_log_sizes[d] += std::abs(term) + std::abs(crossing * y);
-        sums.dt_bias[d] += d_z;
-        dt_bias_sizes[d] += std::abs(crossing);
-        sums.gate_terms += crossing * crossing;
-        out.gate[key_at(t) + d] = d_z;
-      }
-      for (int64_t d = 0; d < K; ++d) {
-        out.q[key_at(t) + d] = norm_q[t] * (d_q[d] - (c.fused ? q[t * K + d] * dot_q : 0));
-        out.k[key_at(t) + d] = norm_k[t] * (d_k[d] - (c.fused ? k[t * K + d] * dot_k : 0));
-      }
-    }
-  }
-  for (int64_t i = 0; i < K * V; ++i) out.initial[square + i] = d_state[i];
-  for (int64_t d = 0; d < K; ++d) {
-    sums.a_log_terms += a_log_sizes[d] * a_log_sizes[d];
-    sums.dt_bias_terms += dt_bias_sizes[d] * dt_bias_sizes[d];
-  }
-  return sums;
-}
-
-Gradients oracle(const Problem& p) {
-  const Case& c = p.c;
-  Gradients out;
-  out.q.assign(p.N * c.H * c.K, 0);
-  out.k = out.gate = out.q;
-  out.v.assign(p.N * c.H * c.V, 0);
-  out.beta.assign(p.N * c.H, 0);
-  out.initial.assign(p.B * c.H * c.K * c.V, 0);
-  out.a_log.assign(c.H, 0);
-  out.dt_bias.assign(c.H * c.K, 0);
-  std::vector<Sums> parts(p.B * c.H);
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t walk = 0; walk < p.B * c.H; ++walk) parts[walk] = oracle_walk(p, walk / c.H, walk % c.H, out);
-  for (int64_t walk = 0; walk < p.B * c.H; ++walk) {
-    const Sums& part = parts[walk];
-    out.a_log[walk % c.H] += part.a_log;
-    out.a_log_terms += part.a_log_terms;
-    out.gate_terms += part.gate_terms;
-    out.dt_bias_terms += part.dt_bias_terms;
-    out.beta_terms += part.beta_terms;
-    for (int64_t d = 0; d < c.K; ++d) out.dt_bias[walk % c.H * c.K + d] += part.dt_bias[d];
-  }
-  return out;
-}
 
 // ---- the kernels ----------------------------------------------------------------------------------------------------
 
@@ -419,9 +136,9 @@ void append(std::vector<double>& to, const std::vector<unsigned char>& bytes, si
       std::memcpy(&x, bytes.data() + 4 * i, 4);
       to.push_back(x);
     } else {
-      __nv_bfloat16 x;
+      uint16_t x;
       std::memcpy(&x, bytes.data() + 2 * i, 2);
-      to.push_back(__bfloat162float(x));
+      to.push_back(test::from_bf16(x));
     }
   }
 }
@@ -495,8 +212,8 @@ class Device {
     const auto take = [&](std::vector<double>& to, const Buffer& from, size_t count, Element type) {
       const auto bytes = from.download();
       append(to, bytes, count, type);
-      result.bits.insert(result.bits.end(), bytes.begin(), bytes.begin() + from.bytes());
-      result.guards = result.guards && from.guard_intact();
+      result.bits.insert(result.bits.end(), bytes.begin(), bytes.end());
+      result.guards = result.guards && from.guards_intact();
     };
     const Element type = c.bf16 ? Element::kBFloat16 : Element::kFloat;
     take(result.grad.q, q, keys, type);
@@ -509,7 +226,8 @@ class Device {
       take(result.grad.a_log, a_log, c.H, Element::kFloat);
       take(result.grad.dt_bias, dt_bias, c.H * c.K, Element::kFloat);
     }
-    result.guards = result.guards && early.guard_intact() && kept.guard_intact();
+    result.guards = result.guards && early.guards_intact() && kept.guards_intact();
+    for (const auto& input : inputs_) result.guards = result.guards && input->guards_intact();
     return result;
   }
   bool tensor_cores() const { return tensor_cores_; }
@@ -549,36 +267,84 @@ double error_of(const std::vector<double>& got, const std::vector<double>& want,
 // the root over channels of (sum over tokens of the terms' sizes)^2.
 constexpr double kBf16Limit = 0.008, kBf16GateLimit = 0.012, kFp32Limit = 1e-5, kAlikeGrowth = 3;
 
-bool run_case(const Case& c, unsigned seed) {
-  const Problem p = make(c, seed);
-  const Gradients want = oracle(p);
+// Central differences in fp64 against the adjoint in fp64, RMS: 1e-10 each of truncation and rounding, times slack.
+constexpr double kDifferenceLimit = 1e-7;
+
+/// Compares part by part; prints one line.
+class Comparison {
+ public:
+  explicit Comparison(std::string name) : name_(std::move(name)) {}
+  void add(const char* part, const std::vector<double>& got, const std::vector<double>& want, size_t count,
+           double limit, double size = 0) {
+    if (got.empty()) return;
+    const double error = error_of(got, want, count, size);
+    const bool ok = error <= limit;
+    good_ = good_ && ok;
+    char text[64];
+    std::snprintf(text, sizeof(text), " %s %.1e%s", part, error, ok ? "" : "!");
+    line_ += text;
+  }
+  bool print(bool guards) const {
+    const bool good = good_ && guards;
+    std::printf("%s %-34s%s%s\n", good ? "ok  " : "FAIL", name_.c_str(), line_.c_str(), guards ? "" : " guard");
+    std::fflush(stdout);
+    return good;
+  }
+
+ private:
+  std::string name_, line_;
+  bool good_ = true;
+};
+
+bool compare_run(const Problem& p, const Gradients& want) {
+  const Case& c = p.c;
   const Device device(p);
   const Run run = device.run();
+  const Gradients& got = run.grad;
   const bool exact = !device.tensor_cores() && !c.bf16;
-  const int64_t tokens = p.offsets.back();
-  bool good = run.guards;
-  std::string line;
-  const auto compare = [&](const char* name, const std::vector<double>& got, const std::vector<double>& reference,
-                           size_t count, double limit, double size = 0) {
-    if (got.empty()) return;
-    const double error = error_of(got, reference, count, size);
-    const bool ok = error <= (exact ? kFp32Limit : limit * (c.keys == Keys::kAlike ? kAlikeGrowth : 1));
-    good = good && ok;
-    char text[64];
-    std::snprintf(text, sizeof(text), " %s %.1e%s", name, error, ok ? "" : "!");
-    line += text;
+  const double growth = c.keys == Keys::kAlike ? kAlikeGrowth : 1;
+  const double limit = exact ? kFp32Limit : kBf16Limit * growth;
+  const double gate_limit = exact ? kFp32Limit : kBf16GateLimit * growth;
+  const int64_t heads = p.offsets.back() * c.H;
+  Comparison comparison(c.name);
+  comparison.add("q", got.q, want.q, heads * c.K, limit);
+  comparison.add("k", got.k, want.k, heads * c.K, limit);
+  comparison.add("v", got.v, want.v, heads * c.V, limit);
+  comparison.add("gate", got.gate, want.gate, heads * c.K, gate_limit, exact ? 0 : want.gate_terms);
+  comparison.add("beta", got.beta, want.beta, heads, limit, exact ? 0 : want.beta_terms);
+  comparison.add("S0", got.initial, want.initial, want.initial.size(), limit);
+  comparison.add("a_log", got.a_log, want.a_log, want.a_log.size(), gate_limit, want.a_log_terms);
+  comparison.add("bias", got.dt_bias, want.dt_bias, want.dt_bias.size(), gate_limit, want.dt_bias_terms);
+  return comparison.print(run.guards);
+}
+
+/// The oracle, then the kernels, against central differences of the recurrence.
+bool compare_with_differences(const Problem& p, const Gradients& adjoint) {
+  const Case& c = p.c;
+  Gradients numeric = adjoint;  // with its sizes of terms
+  differences(p, numeric);
+  const int64_t heads = p.offsets.back() * c.H;
+  Comparison comparison(c.name + ", oracle");
+  const auto compare = [&](const char* part, std::vector<double> Gradients::*values, size_t count) {
+    comparison.add(part, adjoint.*values, numeric.*values, count, kDifferenceLimit);
   };
-  compare("q", run.grad.q, want.q, tokens * c.H * c.K, kBf16Limit);
-  compare("k", run.grad.k, want.k, tokens * c.H * c.K, kBf16Limit);
-  compare("v", run.grad.v, want.v, tokens * c.H * c.V, kBf16Limit);
-  compare("gate", run.grad.gate, want.gate, tokens * c.H * c.K, kBf16GateLimit, exact ? 0 : want.gate_terms);
-  compare("beta", run.grad.beta, want.beta, tokens * c.H, kBf16Limit, exact ? 0 : want.beta_terms);
-  compare("S0", run.grad.initial, want.initial, want.initial.size(), kBf16Limit);
-  compare("a_log", run.grad.a_log, want.a_log, want.a_log.size(), kBf16GateLimit, want.a_log_terms);
-  compare("bias", run.grad.dt_bias, want.dt_bias, want.dt_bias.size(), kBf16GateLimit, want.dt_bias_terms);
-  std::printf("%s %-34s%s%s\n", good ? "ok  " : "FAIL", c.name.c_str(), line.c_str(), run.guards ? "" : " guard");
-  std::fflush(stdout);
-  return good;
+  compare("q", &Gradients::q, heads * c.K);
+  compare("k", &Gradients::k, heads * c.K);
+  compare("v", &Gradients::v, heads * c.V);
+  compare("gate", &Gradients::gate, heads * c.K);
+  compare("beta", &Gradients::beta, heads);
+  compare("S0", &Gradients::initial, numeric.initial.size());
+  if (c.form != GateForm::kGiven) {
+    compare("a_log", &Gradients::a_log, numeric.a_log.size());
+    compare("bias", &Gradients::dt_bias, numeric.dt_bias.size());
+  }
+  const bool oracle_good = comparison.print(true);
+  return compare_run(p, numeric) && oracle_good;
+}
+
+bool run_case(const Case& c, unsigned seed) {
+  const Problem p = make(c, seed);
+  return c.differences ? compare_with_differences(p, oracle(p)) : compare_run(p, oracle(p));
 }
 
 /// Bit-identical over repeats, and the first sequence of a pack as if it were alone.
@@ -616,9 +382,31 @@ bool run_identity(const Case& c, int repeats) {
   return same && neighbours;
 }
 
+std::vector<Case> difference_cases() {
+  using F = GateForm;
+  std::vector<Case> cases{
+      {"differences, fp32 7 x 5", {5, 1, 0, 3}, 2, 7, 5, F::kGiven, Gates::kRandom, Keys::kGaussian, false, false},
+      {"differences, fp32 alike keys 16 x 24",
+       {9, 2},
+       1,
+       16,
+       24,
+       F::kGiven,
+       Gates::kRandom,
+       Keys::kAlike,
+       false,
+       false},
+      {"differences, given, D 64", {5}, 1, 64, 64, F::kGiven, Gates::kRandom, Keys::kGaussian, true, false},
+      {"differences, bounded, D 64", {4, 1}, 1, 64, 64, F::kBounded},
+      {"differences, softplus, D 64", {5}, 1, 64, 64, F::kSoftplus},
+  };
+  for (Case& c : cases) c.differences = true;
+  return cases;
+}
+
 std::vector<Case> small_cases() {
   using F = GateForm;
-  return {
+  std::vector<Case> cases{
       {"one chunk", {64}, 1},
       {"tail, two sequences, D 64", {70, 1, 0, 3}, 2, 64, 64},
       {"three chunks", {150}, 1},
@@ -633,6 +421,8 @@ std::vector<Case> small_cases() {
       {"fp32 wild 32 x 16", {90}, 1, 32, 16, F::kGiven, Gates::kWild, Keys::kGaussian, false, false},
       {"bf16 48 x 80", {66}, 1, 48, 80, F::kGiven, Gates::kRandom, Keys::kGaussian, true, false},
   };
+  for (Case& c : difference_cases()) cases.push_back(std::move(c));
+  return cases;
 }
 
 std::vector<Case> all_cases() {
@@ -655,6 +445,16 @@ std::vector<Case> all_cases() {
     }
   }
   cases.push_back({"T 65536", {65536}, 2});
+  const auto fp32 = [&](const std::string& name, std::vector<int64_t> lengths, int64_t K, int64_t V, Gates gates) {
+    cases.push_back({name, std::move(lengths), 1, K, V, F::kGiven, gates, Keys::kGaussian, false, false});
+  };
+  std::vector<int64_t> every_length(130);
+  std::iota(every_length.begin(), every_length.end(), 1);
+  for (Gates gates : {Gates::kRandom, Gates::kBound, Gates::kZero, Gates::kMixed, Gates::kWild}) {
+    fp32("fp32 every length, gates " + std::to_string(static_cast<int>(gates)), every_length, 32, 48, gates);
+  }
+  fp32("fp32 255, 256, 257, 1000, 4096", {255, 256, 257, 1000, 4096}, 32, 32, Gates::kRandom);
+  fp32("fp32 T 65536", {65536}, 16, 16, Gates::kRandom);
   for (Gates gates : {Gates::kRandom, Gates::kBound, Gates::kZero, Gates::kMixed, Gates::kWild}) {
     for (Keys keys : {Keys::kGaussian, Keys::kAlike}) {
       for (int64_t D : {64, 128}) {
@@ -690,45 +490,60 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-int run_all(int argc, char** argv) {
+struct Options {
   bool small = false;
   int repeats = 50;
   int64_t most = int64_t{1} << 40;
   std::string only;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--small") == 0) small = true;
-    if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) only = argv[i + 1];
-    if (std::strcmp(argv[i], "--most") == 0 && i + 1 < argc) most = std::atoll(argv[i + 1]);
-    if (std::strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) repeats = std::atoi(argv[i + 1]);
+    const bool has_value = i + 1 < argc;
+    if (std::strcmp(argv[i], "--small") == 0) options.small = true;
+    if (std::strcmp(argv[i], "--unset") == 0) fill_with_nan = false;
+    if (std::strcmp(argv[i], "--case") == 0 && has_value) options.only = argv[i + 1];
+    if (std::strcmp(argv[i], "--most") == 0 && has_value) options.most = std::atoll(argv[i + 1]);
+    if (std::strcmp(argv[i], "--repeats") == 0 && has_value) options.repeats = std::atoi(argv[i + 1]);
   }
+  return options;
+}
+
+int run_all(const Options& options) {
   if (!has_device()) {
     std::printf("SKIP: no GPU\n");
     return 77;
   }
-  bool good = true;
+  int passed = 0, failed = 0;
+  const auto count = [&](bool good) { ++(good ? passed : failed); };
   unsigned seed = 1;
-  for (const Case& c : small ? small_cases() : all_cases()) {
+  for (const Case& c : options.small ? small_cases() : all_cases()) {
     int64_t tokens = 0;
     for (int64_t length : c.lengths) tokens += length;
-    if (tokens * c.H <= most && c.name.find(only) != std::string::npos) good = run_case(c, seed) && good;
+    if (tokens * c.H <= options.most && c.name.find(options.only) != std::string::npos) count(run_case(c, seed));
     ++seed;
   }
-  if (!only.empty()) {
+  if (!options.only.empty()) {
     std::printf("identity of runs not tested: --case\n");
-  } else if (small || most < 100000) {
-    good = run_identity({"pack, D 64", {70, 20}, 1, 64, 64}, std::min(repeats, 2)) && good;
+  } else if (options.small || options.most < 100000) {
+    count(run_identity({"pack, D 64", {70, 20}, 1, 64, 64}, std::min(options.repeats, 2)));
   } else {
-    good = run_identity({"pack", {200, 64, 77, 1}, 8}, repeats) && good;
-    good = run_identity({"wide pack", {150, 65, 1}, 96}, repeats) && good;
-    good = run_identity({"softplus pack", {130, 64}, 4, 64, 64, GateForm::kSoftplus, Gates::kWild}, repeats) && good;
+    count(run_identity({"pack", {200, 64, 77, 1}, 8}, options.repeats));
+    count(run_identity({"wide pack", {150, 65, 1}, 96}, options.repeats));
+    count(run_identity({"softplus pack", {130, 64}, 4, 64, 64, GateForm::kSoftplus, Gates::kWild}, options.repeats));
+    count(run_identity(
+        {"fp32 pack", {70, 64, 1}, 3, 48, 80, GateForm::kGiven, Gates::kRandom, Keys::kGaussian, false, false},
+        options.repeats));
   }
-  std::printf(good ? "all good\n" : "FAILED\n");
-  return good ? 0 : 1;
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace furlong::kda::cuda
 
 int main(int argc, char** argv) {
-  return furlong::kda::cuda::run_all(argc, argv);
+  using namespace furlong::kda::cuda;
+  return run_all(read_options(argc, argv));
 }
