@@ -1,6 +1,7 @@
 // The CUDA convolution kernels against fp64 on the CPU; torch-free.
 //
 //   cuda_conv_test            one line a failure (VERBOSE=1: all); exit code 1 if a check fails, SKIP without a GPU
+//   cuda_conv_test --small    one case of each kind of kernel, for compute-sanitizer
 //   cuda_conv_test --time     also times N 8192, P 12288, W 4, bf16 beside a copy
 
 #include <cstring>
@@ -224,9 +225,42 @@ void repeats() {
     again.run();
     same = same && again.y.download(true) == first.y.download(true) &&
            again.d_x.download(true) == first.d_x.download(true) &&
+           again.final_tail.download(true) == first.final_tail.download(true) &&
+           again.d_initial.download(true) == first.d_initial.download(true) &&
            again.d_weight.download(false) == first.d_weight.download(false);
   }
   check("50 repeats give the same bits", same, 0);
+}
+
+/// Each sequence of a pack as a pack of its own.
+void neighbours() {
+  const Case c{{1, 70, 0, 300, 33}, 132, 0, 4, true, true};
+  const HostInputs in = make_inputs(c);
+  Device pack(c, in);
+  pack.run();
+  const auto y = pack.y.download(true), d_x = pack.d_x.download(true), tail = pack.final_tail.download(true),
+             d_initial = pack.d_initial.download(true);
+  bool same = true;
+  for (int64_t b = 0; b < in.B; ++b) {
+    Case alone = c;
+    alone.lengths = {c.lengths[b]};
+    HostInputs part = in;
+    const auto cut = [&](std::vector<float>& x, int64_t first, int64_t last, int64_t row) {
+      x = std::vector<float>(x.begin() + first * row, x.begin() + last * row);
+    };
+    for (auto* x : {&part.x, &part.d_y}) cut(*x, in.offsets[b], in.offsets[b + 1], c.P);
+    for (auto* x : {&part.tail, &part.d_tail}) cut(*x, b, b + 1, in.T * c.P);
+    part.offsets = {0, c.lengths[b]}, part.N = c.lengths[b], part.B = 1;
+    Device device(alone, part);
+    device.run();
+    const auto matches = [&](const DeviceBuffer& one, const std::vector<float>& all, int64_t from) {
+      const auto got = one.download(true);
+      return std::equal(got.begin(), got.end(), all.begin() + from);
+    };
+    same = same && matches(device.y, y, in.offsets[b] * c.P) && matches(device.d_x, d_x, in.offsets[b] * c.P) &&
+           matches(device.final_tail, tail, b * in.T * c.P) && matches(device.d_initial, d_initial, b * in.T * c.P);
+  }
+  check("a sequence alone gives the same bits as among others", same, 0);
 }
 
 template <typename Body>
@@ -290,14 +324,25 @@ void time_kernels() {
   for (char* p : buffers) cudaFree(p);
 }
 
+int run_small() {
+  for (const bool bf16 : {false, true}) {
+    for (const int W : {1, 4, 16}) compare({{7, 1, 0, 2, 70}, 70, 3, W, bf16, true, 8});
+    compare({{130}, 192, 0, 4, bf16, false});
+    step_equals_whole(bf16, 4, 40);
+  }
+  return test::summary();
+}
+
 int run(bool timed) {
   for (const bool bf16 : {false, true}) {
     for (const int W : {1, 2, 3, 4, 5, 9, 16}) {
       compare({{7, 1, 0, 2, 150}, 70, 3, W, bf16, true});
       compare({{7, 1, 0, 2, 150}, 192, 0, W, bf16, false, 8});
     }
-    for (int64_t n = 1; n <= 70; ++n) compare({{n}, 16, 1, 4, bf16, true});
+    for (int64_t n = 1; n <= 130; ++n) compare({{n}, 16, 1, 4, bf16, true});
     compare({{31, 1, 1, 1, 30, 64, 0, 0, 33, 2, 3, 500, 1, 128}, 132, 5, 4, bf16, true, 4});
+    compare({{255, 256, 257, 1000, 4096}, 24, 1, 4, bf16, true});
+    compare({{65536}, 16, 1, 4, bf16, true});
     compare({{0, 0}, 16, 2, 4, bf16, true});
     compare({{}, 16, 2, 4, bf16, true});
     step_equals_whole(bf16, 4, 40);
@@ -305,6 +350,7 @@ int run(bool timed) {
     step_equals_whole(bf16, 1, 16);
   }
   repeats();
+  neighbours();
   if (timed) time_kernels();
   return test::summary();
 }
@@ -314,5 +360,7 @@ int run(bool timed) {
 
 int main(int argc, char** argv) {
   if (!furlong::test::has_gpu()) return 0;
-  return furlong::short_conv_detail::run(argc > 1 && std::strcmp(argv[1], "--time") == 0);
+  const std::string option = argc > 1 ? argv[1] : "";
+  return option == "--small" ? furlong::short_conv_detail::run_small()
+                             : furlong::short_conv_detail::run(option == "--time");
 }

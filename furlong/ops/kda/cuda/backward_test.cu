@@ -99,7 +99,6 @@ class Buffer {
   T* get() const {
     return reinterpret_cast<T*>(base_ + kGuard);
   }
-  size_t bytes() const { return bytes_; }
   void poison() {
     if (fill_with_nan) fill(get(), 0xff, bytes_);
   }

@@ -1,6 +1,7 @@
 // Forward of KDA on the GPU against the recurrence in fp64; needs no torch.
-//   kda_cuda_forward_test [--small] [--json FILE]
-// --small: few short cases, for compute-sanitizer. Exit status 0: all held, 1: some failed, 77: no GPU (skipped).
+//   kda_cuda_forward_test [--small] [--unset] [--json FILE]
+// --small: few short cases, for compute-sanitizer; --unset: workspaces and results start as they were allocated instead
+// of NaN, for its initcheck. Exit status 0: all held, 1: some failed, 77: no GPU (skipped).
 
 #include <algorithm>
 
@@ -16,11 +17,12 @@ constexpr double kFp32 = 1e-5;
 constexpr double kBf16 = 7e-3;
 constexpr double kBf16Repeated = 1.5e-2;
 
-int failures = 0;
+int checks = 0, failures = 0;
 std::FILE* json = nullptr;
 bool first_record = true;
 
 void record(const std::string& name, const std::string& what, double value, double limit, bool ok) {
+  ++checks;
   if (!ok) ++failures;
   std::printf("%s %-44s %-12s %.3g (limit %.3g)\n", ok ? "ok  " : "FAIL", name.c_str(), what.c_str(), value, limit);
   if (json == nullptr) return;
@@ -142,6 +144,14 @@ void sizes(bool small) {
   }
   gate_kinds(with(base("fp32", small ? std::vector<int64_t>{33} : every_length(130)), "all sizes",
                   [](Case& c) { c.type = c.gate_type = Element::kFloat; }));
+  if (small) return;
+  for (const auto& lengths : {std::vector<int64_t>{255, 256, 257, 1000, 4096}, {65536}}) {
+    against_oracle(with(base("fp32", lengths), std::to_string(lengths.back()), [](Case& c) {
+      c.type = c.gate_type = Element::kFloat;
+      c.key_size = 64;
+      c.value_size = 48;
+    }));
+  }
 }
 
 void repeats(const Case& c) {
@@ -337,7 +347,7 @@ int run(bool small) {
     against_oracle(base("64 sequences", many));
     neighbours(base("64 sequences", many));
   }
-  std::printf("%d failures\n", failures);
+  std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures == 0 ? 0 : 1;
 }
 
@@ -351,10 +361,12 @@ int main(int argc, char** argv) {
     const std::string option = argv[i];
     if (option == "--small") {
       small = true;
+    } else if (option == "--unset") {
+      fill_with_nan = false;
     } else if (option == "--json" && i + 1 < argc) {
       json = std::fopen(argv[++i], "w");
     } else {
-      std::fprintf(stderr, "usage: kda_cuda_forward_test [--small] [--json FILE]\n");
+      std::fprintf(stderr, "usage: kda_cuda_forward_test [--small] [--unset] [--json FILE]\n");
       return 2;
     }
   }

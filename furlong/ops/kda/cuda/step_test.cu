@@ -1,6 +1,7 @@
 // The CUDA decode kernel against the recurrence in fp64 on the CPU; torch-free.
 //
 //   cuda_step_test              every check, one line each; exit code 1 if one fails, 0 with SKIP without a GPU
+//   cuda_step_test --small      one case of each kind of kernel, for compute-sanitizer
 
 #include <omp.h>
 
@@ -277,6 +278,16 @@ void repeats_and_neighbours() {
   check("a sequence alone gives the same bits as among others", equal, 0);
 }
 
+int run_small() {
+  for (const bool bf16 : {false, true}) {
+    compare({3, 2, 64, 64, bf16, Gate::kBounded, 5, true}, 2);
+    compare({2, 3, 128, 128, bf16, Gate::kSoftplus, 5}, 2);
+    compare({2, 2, 60, 100, bf16, Gate::kGiven, 5, true}, 2);
+    compare({1, 2, 256, 130, bf16, Gate::kBounded, 5}, 1);
+  }
+  return test::summary();
+}
+
 int run_all() {
   for (const bool bf16 : {false, true}) {
     for (const Gate gate : {Gate::kGiven, Gate::kBounded, Gate::kSoftplus}) {
@@ -308,7 +319,8 @@ int run_all() {
 }  // namespace
 }  // namespace furlong::kda::cuda
 
-int main() {
+int main(int argc, char** argv) {
   if (!furlong::test::has_gpu()) return 0;
-  return furlong::kda::cuda::run_all();
+  const bool small = argc > 1 && std::strcmp(argv[1], "--small") == 0;
+  return small ? furlong::kda::cuda::run_small() : furlong::kda::cuda::run_all();
 }

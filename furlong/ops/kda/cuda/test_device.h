@@ -17,6 +17,9 @@ inline void check(cudaError_t error, const char* what) {
   std::exit(1);
 }
 
+/// Without it, memory that a kernel has to write first stays as it was allocated: for initcheck.
+inline bool fill_with_nan = true;
+
 /// Device memory between two guard zones; everything is filled with bytes of 0xff (NaN in bf16 and fp32).
 class Buffer {
  public:
@@ -24,6 +27,8 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(size_t bytes) : bytes_(bytes) {
     check(cudaMalloc(&base_, padded() + 2 * kGuard), "cudaMalloc");
+    check(cudaMemset(base_, 0xff, kGuard), "cudaMemset");
+    check(cudaMemset(data<char>() + bytes_, 0xff, padded() - bytes_ + kGuard), "cudaMemset");
     poison();
   }
   Buffer(Buffer&& other) noexcept : base_(other.base_), bytes_(other.bytes_) { other.base_ = nullptr; }
@@ -39,7 +44,9 @@ class Buffer {
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<char*>(base_) + kGuard);
   }
   size_t bytes() const { return bytes_; }
-  void poison() const { check(cudaMemset(base_, 0xff, padded() + 2 * kGuard), "cudaMemset"); }
+  void poison() const {
+    if (fill_with_nan) check(cudaMemset(data(), 0xff, bytes_), "cudaMemset");
+  }
 
   template <typename T>
   static Buffer of(const std::vector<T>& values) {
