@@ -6,10 +6,13 @@
 #   FURLONG_BIN            folder of the test programs, build/cuda/bin by default
 #   FURLONG_OPS_LIBRARY    the operator library, build/cuda/lib/libfurlong_ops.so by default
 #   PYTHON                 an interpreter with a CUDA torch, fla-core 0.6.0 and einops; python3 by default
-#   KDA_POINTS             parts of bench/peers/fla_kda.py to run, all by default
+#   KDA_POINTS             parts of bench/peers/fla_kda.py to run, all by default; empty: none
+#   TEST_SECONDS           limit of the test programs, which run side by side: 120 by default
+#   CHECK_SECONDS          limit of the small sets under compute-sanitizer, which run side by side: 140 by default
 #
 # COMMIT: for a machine without git. The file also holds the hash of the kernel sources (tools/kernel_hash.sh), every sample
-# of both sides and the closing line of each test program, with compute-sanitizer where it is installed.
+# of both sides and how each test program ended, with compute-sanitizer where it is installed: its closing line, or that it
+# ran past its limit, or its exit status.
 set -euo pipefail
 out=$(realpath -m "$1")
 commit=${2:-}
@@ -21,34 +24,56 @@ kernels=$(bash tools/kernel_hash.sh)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-closing_line() { tail -n 1 "$1" | tr -d '"\\'; }
-lines=()
+# begin NAME SECONDS COMMAND...: starts a program; its line in $work/ends once it has ended.
+begin() {
+  local name=$1 seconds=$2 log text refusal status=0
+  log=$(mktemp -p "$work")
+  shift 2
+  (
+    timeout -k 5 "$seconds" "$@" >"$log" 2>&1 || status=$?
+    text=$(tail -n 1 "$log" | tr '\t' ' ')
+    refusal=$(grep -m 1 -i 'device not supported' "$log" || true)
+    case $status in
+      0) ;;
+      124 | 137) text="timed out after $seconds s" ;;
+      *) text="exit status $status: $text" ;;
+    esac
+    [ -z "$refusal" ] || text="SKIP: $refusal"
+    printf '%s\t%s\n' "$name" "$text" | tee -a "$work/ends"
+  ) &
+}
+
+touch "$work/ends"
 for test in "$bin"/*_cuda_*_test; do
   [ -x "$test" ] || continue
-  name=$(basename "$test")
-  timeout 120 "$test" >"$work/$name.log" 2>&1 || true
-  lines+=("\"$name\": \"$(closing_line "$work/$name.log")\"")
-  echo "$name: $(closing_line "$work/$name.log")"
+  begin "$(basename "$test")" "${TEST_SECONDS:-120}" "$test"
 done
-# The checkers slow a program down some hundred times: the small programs only.
+wait
+# The checkers slow a program down some hundred times: small sets only. initcheck would take the NaN that the tests write
+# into workspaces and results for their first value: --unset leaves them as they were allocated.
 if command -v compute-sanitizer >/dev/null; then
-  for test in kda_cuda_gate_test "kda_cuda_forward_test --small"; do
-    [ -x "$bin/${test%% *}" ] || continue
+  export OMP_NUM_THREADS=2
+  for test in kda_cuda_gate_test "kda_cuda_forward_test --small" "kda_cuda_backward_test --small" \
+    "kda_cuda_step_test --small" "short_conv_cuda_conv_test --small"; do
+    read -ra command <<<"$test"
+    [ -x "$bin/${command[0]}" ] || continue
     for tool in memcheck racecheck initcheck; do
-      # shellcheck disable=SC2086  # the name carries its options
-      timeout 60 compute-sanitizer --tool "$tool" "$bin"/$test >"$work/$tool.log" 2>&1 || true
-      lines+=("\"$tool $test\": \"$(closing_line "$work/$tool.log")\"")
+      options=("${command[@]:1}")
+      case "$tool $test" in "initcheck kda_cuda_forward"* | "initcheck kda_cuda_backward"*) options+=(--unset) ;; esac
+      begin "$tool ${command[0]}" "${CHECK_SECONDS:-140}" \
+        compute-sanitizer --tool "$tool" "$bin/${command[0]}" "${options[@]}"
     done
   done
+  wait
+  unset OMP_NUM_THREADS
 fi
-joined=$(IFS=,; echo "${lines[*]-}")
 
 "${PYTHON:-python3}" bench/peers/fla_kda.py "$out" --commit "$commit" --kernels "$kernels" \
-  --points "${KDA_POINTS:-forward,training,decode,error,short}"
-"${PYTHON:-python3}" - "$out" "{$joined}" <<'PY'
+  --points "${KDA_POINTS-forward,training,decode,error,gradient_error,short}"
+"${PYTHON:-python3}" - "$out" "$work/ends" <<'PY'
 import json, sys
-path, tests = sys.argv[1:]
+path, ends = sys.argv[1:]
 result = json.load(open(path))
-result["tests"] = json.loads(tests)
+result["tests"] = dict(sorted(line.rstrip("\n").split("\t", 1) for line in open(ends)))
 json.dump(result, open(path, "w"), indent=1)
 PY

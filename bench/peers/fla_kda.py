@@ -1,7 +1,7 @@
 """KDA on one GPU: Furlong's operators and flash-linear-attention (FLA) 0.6.0 in one process, on the same tensors.
 
-    python bench/peers/fla_kda.py OUT.json [--sides ours,fla] [--points forward,short,training,decode,error]
-                                           [--commit HASH] [--kernels HASH]
+    python bench/peers/fla_kda.py OUT.json [--sides ours,fla] [--commit HASH] [--kernels HASH]
+                                           [--points forward,short,training,decode,error,gradient_error]
 
 Both sides are called with the same arguments: gate, L2 norm and beta's sigmoid inside the kernel, safe_gate, lower
 bound -5, bf16 inputs (the gate's input too), final state out. FLA runs its Triton kernels and no other backend
@@ -15,7 +15,9 @@ shape on 16 cores); with a kept TRITON_CACHE_DIR it is done once.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -35,6 +37,16 @@ LOWER_BOUND = -5.0
 RAGGED = [1024, 1000, 1048, 17, 2031, 1023, 1025, 1024]  # sums to 8192
 SAMPLES = 15
 ERROR_TOKENS, ERROR_HEADS = 384, 32  # heads of a shape that is timed anyway: tuning takes FLA most of its time
+ERROR_SEEDS = range(3, 7)  # the error of d_A_log alone is that of 32 numbers: several draws are pooled
+ERROR_KINDS = (
+    "gaussian",
+    "gate open",
+    "gate at zero",
+    "gate at the bound",
+    "mixed gates",
+    "repeated keys",
+    "outliers",
+)
 FORWARD = {
     "T 8192 H 96": ([8192], 96),
     "T 8192 H 32": ([8192], 32),
@@ -218,10 +230,12 @@ def reference(inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
     return torch.stack(out)[None], state[None]
 
 
-def hard_inputs(kind: str, tokens: int, heads: int) -> dict[str, torch.Tensor]:
-    inputs = make_inputs(tokens, heads, seed=3)
+def hard_inputs(kind: str, tokens: int, heads: int, seed: int) -> dict[str, torch.Tensor]:
+    inputs = make_inputs(tokens, heads, seed)
     if kind == "gate open":  # long memory: what is written stays
         inputs["g"] = inputs["g"] - 8
+    elif kind == "gate at zero":  # nothing at all is forgotten
+        inputs["g"] = torch.full_like(inputs["g"], -1000)
     elif kind == "gate at the bound":
         inputs["g"] = inputs["g"] + 8
     elif kind == "mixed gates":  # neighbouring channels remember everything and nothing
@@ -230,35 +244,61 @@ def hard_inputs(kind: str, tokens: int, heads: int) -> dict[str, torch.Tensor]:
         inputs["k"] = inputs["k"][:, :4].repeat(1, tokens // 4, 1, 1)
         inputs["beta"] = inputs["beta"] + 4
         inputs["g"] = inputs["g"] - 8
+    elif kind == "outliers":  # one value in 64 is 100 times as large
+        generator = torch.Generator("cuda").manual_seed(1000 + seed)
+        large = torch.rand(inputs["v"].shape, generator=generator, device="cuda") < 1 / 64
+        inputs["v"] = torch.where(large, 100 * inputs["v"], inputs["v"])
     return inputs
 
 
-def rms_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    expected = expected.detach()
-    error = (got.detach().double() - expected).square().mean().sqrt()
-    return float(error / expected.square().mean().sqrt().clamp_min(1e-300))
+class Pool:
+    """Root-mean-square error over the root mean square of what is exact, over all that was added."""
+
+    def __init__(self) -> None:
+        self.error = self.size = 0.0
+
+    def add(self, got: torch.Tensor, exact: torch.Tensor) -> None:
+        exact = exact.detach()
+        self.error += float((got.detach().double() - exact).square().sum())
+        self.size += float(exact.square().sum())
+
+    def value(self) -> float:
+        """Infinite where something is not finite, so that the result stays JSON that others read."""
+        return (self.error / max(self.size, 1e-300)) ** 0.5 if math.isfinite(self.error) else 1e300
 
 
-def measure_error(functions, result: dict) -> None:
-    """Root-mean-square error over the root mean square of the fp64 result: output, state and every gradient."""
-    for kind in ("gaussian", "gate open", "gate at the bound", "mixed gates", "repeated keys"):
-        inputs = hard_inputs(kind, ERROR_TOKENS, ERROR_HEADS)
-        leaves = list(inputs)
-        exact = {key: x.double().requires_grad_() for key, x in inputs.items()}
-        out, state = reference(exact)
-        d_out, d_state = torch.randn_like(out).bfloat16(), torch.randn_like(state).float()
-        gradients = torch.autograd.grad((out * d_out).sum() + (state * d_state).sum(), list(exact.values()))
-        entry = {}
+def forward_errors(functions, inputs: dict, pools: dict) -> None:
+    with torch.no_grad():
+        out, state = reference(inputs)
         for side, (chunk, _) in functions.items():
-            mine = {key: x.detach().clone().requires_grad_() for key, x in inputs.items()}
-            got, got_state = chunk(**mine, **FUSED, safe_gate=True)
-            got_gradients = torch.autograd.grad([got, got_state], list(mine.values()), [d_out, d_state])
-            errors = {"out": rms_error(got, out), "final_state": rms_error(got_state, state)}
-            for leaf, g, e in zip(leaves, got_gradients, gradients, strict=True):
-                errors[f"d_{leaf}"] = rms_error(g, e)
-            entry[side] = errors
-        result[kind] = entry
-        for side, errors in entry.items():
+            got, got_state = chunk(**inputs, **FUSED, safe_gate=True)
+            pools[side]["out"].add(got, out)
+            pools[side]["final_state"].add(got_state, state)
+
+
+def gradient_errors(functions, inputs: dict, pools: dict) -> None:
+    exact = {key: x.double().requires_grad_() for key, x in inputs.items()}
+    out, state = reference(exact)
+    generator = torch.Generator("cuda").manual_seed(100)
+    d_out, d_state = (torch.randn(x.shape, generator=generator, device="cuda") for x in (out, state))
+    d_out = d_out.bfloat16()
+    gradients = torch.autograd.grad((out * d_out).sum() + (state * d_state).sum(), list(exact.values()))
+    for side, (chunk, _) in functions.items():
+        mine = {key: x.detach().clone().requires_grad_() for key, x in inputs.items()}
+        results = chunk(**mine, **FUSED, safe_gate=True)
+        got = torch.autograd.grad(results, list(mine.values()), [d_out, d_state])
+        for leaf, g, e in zip(inputs, got, gradients, strict=True):
+            pools[side][f"d_{leaf}"].add(g, e)
+
+
+def measure_error(functions, measure, result: dict) -> None:
+    """Root-mean-square errors over the root mean square of the fp64 result, for every kind of input."""
+    for kind in ERROR_KINDS:
+        pools = {side: collections.defaultdict(Pool) for side in functions}
+        for seed in ERROR_SEEDS:
+            measure(functions, hard_inputs(kind, ERROR_TOKENS, ERROR_HEADS, seed), pools)
+        result[kind] = {side: {name: pool.value() for name, pool in named.items()} for side, named in pools.items()}
+        for side, errors in result[kind].items():
             print(f"{kind}, {side}: {', '.join(f'{name} {e:.2e}' for name, e in errors.items())}", flush=True)
 
 
@@ -329,7 +369,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("--sides", default="ours,fla")
-    parser.add_argument("--points", default="forward,short,training,decode,error")
+    parser.add_argument("--points", default="forward,short,training,decode,error,gradient_error")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--kernels", default="unknown")
     options = parser.parse_args()
@@ -354,13 +394,15 @@ def main() -> int:
         "short": lambda into: measure_short(functions, into),
         "training": lambda into: measure_training(functions, into),
         "decode": lambda into: measure_decode(functions, into),
-        "error": lambda into: measure_error(functions, into),
+        "error": lambda into: measure_error(functions, forward_errors, into),
+        "gradient_error": lambda into: measure_error(functions, gradient_errors, into),
     }
-    for point in options.points.split(","):
+    for point in filter(None, options.points.split(",")):
         print(f"-- {point} at {time.monotonic() - begin:.0f} s", flush=True)
         measures[point](result.setdefault(point, {}))
         torch.cuda.empty_cache()
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+    Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
