@@ -301,7 +301,7 @@ bool compare_run(const Problem& p, const Gradients& want) {
   const Run run = device.run();
   const Gradients& got = run.grad;
   const bool exact = !device.tensor_cores() && !c.bf16;
-  const double growth = c.keys == Keys::kAlike ? kAlikeGrowth : 1;
+  const double growth = c.data == Data::kAlike ? kAlikeGrowth : 1;
   const double limit = exact ? kFp32Limit : kBf16Limit * growth;
   const double gate_limit = exact ? kFp32Limit : kBf16GateLimit * growth;
   const int64_t heads = p.offsets.back() * c.H;
@@ -384,7 +384,7 @@ bool run_identity(const Case& c, int repeats) {
 std::vector<Case> difference_cases() {
   using F = GateForm;
   std::vector<Case> cases{
-      {"differences, fp32 7 x 5", {5, 1, 0, 3}, 2, 7, 5, F::kGiven, Gates::kRandom, Keys::kGaussian, false, false},
+      {"differences, fp32 7 x 5", {5, 1, 0, 3}, 2, 7, 5, F::kGiven, Gates::kRandom, Data::kGaussian, false, false},
       {"differences, fp32 alike keys 16 x 24",
        {9, 2},
        1,
@@ -392,10 +392,10 @@ std::vector<Case> difference_cases() {
        24,
        F::kGiven,
        Gates::kRandom,
-       Keys::kAlike,
+       Data::kAlike,
        false,
        false},
-      {"differences, given, D 64", {5}, 1, 64, 64, F::kGiven, Gates::kRandom, Keys::kGaussian, true, false},
+      {"differences, given, D 64", {5}, 1, 64, 64, F::kGiven, Gates::kRandom, Data::kGaussian, true, false},
       {"differences, bounded, D 64", {4, 1}, 1, 64, 64, F::kBounded},
       {"differences, softplus, D 64", {5}, 1, 64, 64, F::kSoftplus},
   };
@@ -410,15 +410,15 @@ std::vector<Case> small_cases() {
       {"tail, two sequences, D 64", {70, 1, 0, 3}, 2, 64, 64},
       {"three chunks", {150}, 1},
       {"bound, D 64", {100}, 1, 64, 64, F::kBounded, Gates::kBound},
-      {"mixed, alike keys, D 64", {130}, 1, 64, 64, F::kBounded, Gates::kMixed, Keys::kAlike},
+      {"mixed, alike keys, D 64", {130}, 1, 64, 64, F::kBounded, Gates::kMixed, Data::kAlike},
       {"softplus wild, D 64", {100}, 1, 64, 64, F::kSoftplus, Gates::kWild},
-      {"given wild, D 64", {100}, 1, 64, 64, F::kGiven, Gates::kWild, Keys::kGaussian, true, false},
-      {"given random", {80, 5}, 1, 128, 128, F::kGiven, Gates::kRandom, Keys::kGaussian, true, false, false, 7},
-      {"no sequence", {}, 1, 64, 64, F::kBounded, Gates::kRandom, Keys::kGaussian, true, true, true, 70},
+      {"given wild, D 64", {100}, 1, 64, 64, F::kGiven, Gates::kWild, Data::kGaussian, true, false},
+      {"given random", {80, 5}, 1, 128, 128, F::kGiven, Gates::kRandom, Data::kGaussian, true, false, false, 7},
+      {"no sequence", {}, 1, 64, 64, F::kBounded, Gates::kRandom, Data::kGaussian, true, true, true, 70},
       {"empty sequences", {0, 0}, 1, 64, 64},
-      {"fp32 17 x 40", {70, 3}, 1, 17, 40, F::kGiven, Gates::kRandom, Keys::kGaussian, false, false},
-      {"fp32 wild 32 x 16", {90}, 1, 32, 16, F::kGiven, Gates::kWild, Keys::kGaussian, false, false},
-      {"bf16 48 x 80", {66}, 1, 48, 80, F::kGiven, Gates::kRandom, Keys::kGaussian, true, false},
+      {"fp32 17 x 40", {70, 3}, 1, 17, 40, F::kGiven, Gates::kRandom, Data::kGaussian, false, false},
+      {"fp32 wild 32 x 16", {90}, 1, 32, 16, F::kGiven, Gates::kWild, Data::kGaussian, false, false},
+      {"bf16 48 x 80", {66}, 1, 48, 80, F::kGiven, Gates::kRandom, Data::kGaussian, true, false},
   };
   for (Case& c : difference_cases()) cases.push_back(std::move(c));
   return cases;
@@ -435,7 +435,7 @@ std::vector<Case> all_cases() {
                      128,
                      F::kBounded,
                      static_cast<Gates>(T % 4),
-                     T % 3 == 0 ? Keys::kAlike : Keys::kGaussian});
+                     T % 3 == 0 ? Data::kAlike : Data::kGaussian});
   }
   for (int64_t T : {255, 256, 257, 1000, 4096}) {
     for (F form : {F::kBounded, F::kSoftplus}) {
@@ -445,7 +445,7 @@ std::vector<Case> all_cases() {
   }
   cases.push_back({"T 65536", {65536}, 2});
   const auto fp32 = [&](const std::string& name, std::vector<int64_t> lengths, int64_t K, int64_t V, Gates gates) {
-    cases.push_back({name, std::move(lengths), 1, K, V, F::kGiven, gates, Keys::kGaussian, false, false});
+    cases.push_back({name, std::move(lengths), 1, K, V, F::kGiven, gates, Data::kGaussian, false, false});
   };
   std::vector<int64_t> every_length(130);
   std::iota(every_length.begin(), every_length.end(), 1);
@@ -455,14 +455,14 @@ std::vector<Case> all_cases() {
   fp32("fp32 255, 256, 257, 1000, 4096", {255, 256, 257, 1000, 4096}, 32, 32, Gates::kRandom);
   fp32("fp32 T 65536", {65536}, 16, 16, Gates::kRandom);
   for (Gates gates : {Gates::kRandom, Gates::kBound, Gates::kZero, Gates::kMixed, Gates::kWild}) {
-    for (Keys keys : {Keys::kGaussian, Keys::kAlike}) {
+    for (Data data : {Data::kGaussian, Data::kAlike, Data::kOutliers}) {
       for (int64_t D : {64, 128}) {
-        const std::string name = "gates " + std::to_string(static_cast<int>(gates)) + " keys " +
-                                 std::to_string(static_cast<int>(keys)) + " D " + std::to_string(D);
-        cases.push_back({name + " given", {300, 64, 1, 0, 33}, 3, D, D, F::kGiven, gates, keys, true, false});
-        cases.push_back({name + " softplus", {300, 64, 1, 0, 33}, 3, D, D, F::kSoftplus, gates, keys});
-        cases.push_back({name + " bounded", {300, 64, 1, 0, 33}, 3, D, D, F::kBounded, gates, keys});
-        cases.push_back({name + " fp32", {300, 64, 1, 0, 33}, 3, D, D, F::kGiven, gates, keys, false, false});
+        const std::string name = "gates " + std::to_string(static_cast<int>(gates)) + " data " +
+                                 std::to_string(static_cast<int>(data)) + " D " + std::to_string(D);
+        cases.push_back({name + " given", {300, 64, 1, 0, 33}, 3, D, D, F::kGiven, gates, data, true, false});
+        cases.push_back({name + " softplus", {300, 64, 1, 0, 33}, 3, D, D, F::kSoftplus, gates, data});
+        cases.push_back({name + " bounded", {300, 64, 1, 0, 33}, 3, D, D, F::kBounded, gates, data});
+        cases.push_back({name + " fp32", {300, 64, 1, 0, 33}, 3, D, D, F::kGiven, gates, data, false, false});
       }
     }
   }
@@ -471,7 +471,7 @@ std::vector<Case> all_cases() {
   cases.push_back({"64 sequences", pack, 4});
   cases.push_back({"64 sequences, 24 heads", pack, 24});
   cases.push_back(
-      {"without states", {200, 65}, 4, 128, 128, F::kBounded, Gates::kRandom, Keys::kGaussian, true, true, false});
+      {"without states", {200, 65}, 4, 128, 128, F::kBounded, Gates::kRandom, Data::kGaussian, true, true, false});
   for (int64_t K : {16, 24, 80, 256}) {
     for (int64_t V : {16, 72, 256}) {
       cases.push_back({"fp32 " + std::to_string(K) + " x " + std::to_string(V),
@@ -481,7 +481,7 @@ std::vector<Case> all_cases() {
                        V,
                        F::kGiven,
                        Gates::kRandom,
-                       Keys::kGaussian,
+                       Data::kGaussian,
                        false,
                        false});
     }
@@ -532,7 +532,7 @@ int run_all(const Options& options) {
     count(run_identity({"wide pack", {150, 65, 1}, 96}, options.repeats));
     count(run_identity({"softplus pack", {130, 64}, 4, 64, 64, GateForm::kSoftplus, Gates::kWild}, options.repeats));
     count(run_identity(
-        {"fp32 pack", {70, 64, 1}, 3, 48, 80, GateForm::kGiven, Gates::kRandom, Keys::kGaussian, false, false},
+        {"fp32 pack", {70, 64, 1}, 3, 48, 80, GateForm::kGiven, Gates::kRandom, Data::kGaussian, false, false},
         options.repeats));
   }
   std::printf("%d passed, %d failed\n", passed, failed);

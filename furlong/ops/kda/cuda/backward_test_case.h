@@ -20,7 +20,9 @@ namespace furlong::kda::cuda::gradient_test {
 // ---- cases ------------------------------------------------------------------------------------------------------
 
 enum class Gates { kRandom, kBound, kZero, kMixed, kWild };
-enum class Keys { kGaussian, kAlike };
+/// kAlike: all keys of a head point nearly the same way, so that A is large and the inverse matters. kOutliers: one
+/// value in 64 is 100 times as large.
+enum class Data { kGaussian, kAlike, kOutliers };
 
 struct Case {
   std::string name;
@@ -28,7 +30,7 @@ struct Case {
   int64_t H = 2, K = 128, V = 128;
   GateForm form = GateForm::kBounded;
   Gates gates = Gates::kRandom;
-  Keys keys = Keys::kGaussian;
+  Data data = Data::kGaussian;
   bool bf16 = true, fused = true, states = true;
   int64_t spare_rows = 0;    // rows past the last sequence: NaN
   bool differences = false;  // the kernels against central differences; small shapes only
@@ -84,9 +86,8 @@ inline Problem make(const Case& c, unsigned seed) {
   const int64_t keys = p.N * c.H * c.K, values = p.N * c.H * c.V;
   std::vector<float> common(c.H * c.K);
   for (float& x : common) x = normal(engine);
-  // Alike: all keys of a head point nearly the same way, so that A is large and the inverse matters.
   const auto key = [&](int64_t i) {
-    return c.keys == Keys::kGaussian ? normal(engine) : common[i % (c.H * c.K)] + 0.3f * normal(engine);
+    return c.data == Data::kAlike ? common[i % (c.H * c.K)] + 0.3f * normal(engine) : normal(engine);
   };
   fill_tensor(p.q, keys, type, key);
   fill_tensor(p.k, keys, type, key);
@@ -101,7 +102,10 @@ inline Problem make(const Case& c, unsigned seed) {
       }
     }
   }
-  fill_tensor(p.v, values, type, [&](int64_t) { return normal(engine); });
+  fill_tensor(p.v, values, type, [&](int64_t) {
+    const float value = normal(engine);
+    return c.data == Data::kOutliers && uniform(engine) < 1.0f / 64 ? 100 * value : value;
+  });
   fill_tensor(p.d_out, values, type, [&](int64_t) { return normal(engine); });
   const bool given = c.form == GateForm::kGiven;
   fill_tensor(p.gate, keys, given ? Element::kFloat : type, [&](int64_t i) {
