@@ -117,7 +117,8 @@ void forms(bool small) {
     }
   }
   for (const Data data : {Data::kRepeated, Data::kOutliers}) {
-    for (const Gates gates : {Gates::kZero, Gates::kRandom, Gates::kMild}) {
+    for (const Gates gates : {Gates::kZero, Gates::kRandom, Gates::kMild, Gates::kAtBound, Gates::kMixed}) {
+      if (small && (gates == Gates::kAtBound || gates == Gates::kMixed)) continue;
       against_oracle(with(base(data == Data::kRepeated ? "repeated keys" : "outliers", lengths),
                           "gates " + std::to_string(static_cast<int>(gates)), [&](Case& c) {
                             c.data = data;
