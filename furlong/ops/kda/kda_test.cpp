@@ -224,6 +224,16 @@ TEST(KdaGate, MatchesReferenceWithGradients) {
   }
 }
 
+TEST(KdaGate, GradientOfReferenceMatchesFiniteDifferences) {
+  const auto draw = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble); };
+  const Tensors inputs{draw({3, 2, 4}) * 3, draw({2}), draw({2, 4})};
+  const at::Tensor d_g = draw({3, 2, 4});
+  const auto bounded = [](const Tensors& x) { return kda_gate_bounded(x[0], x[1], x[2], -5); };
+  const auto softplus = [](const Tensors& x) { return kda_gate_softplus(x[0], x[1], x[2]); };
+  EXPECT_LE(finite_difference_error(bounded, inputs, d_g), tolerance::kFiniteDifference);
+  EXPECT_LE(finite_difference_error(softplus, inputs, d_g), tolerance::kFiniteDifference);
+}
+
 TEST(KdaGate, StaysInsideItsBounds) {
   const at::Tensor z = at::tensor(std::vector<float>{-1e4f, -50.f, 0.f, 50.f, 1e4f}).view({5, 1, 1});
   const at::Tensor g = kda_gate_bounded(z, at::zeros({1}), at::zeros({1, 1}), -5);
