@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -75,6 +76,24 @@ HWY_INLINE void store_rows(const float* HWY_RESTRICT from, int64_t padded_column
     int64_t j = 0;
     for (; j + lanes <= columns; j += lanes) store_f32(f32, hn::LoadU(f32, from + j), to + j);
     for (; j < columns; ++j) to[j] = static_cast<T>(from[j]);
+  }
+}
+
+/// store_rows for what is not read again soon: past the caches where alignment allows it. hwy::FlushStream() makes it
+/// visible to other threads.
+HWY_INLINE void stream_rows(const float* from, int64_t padded_columns, int64_t rows, int64_t columns, float* to,
+                            int64_t stride) {
+  const hn::ScalableTag<float> f32;
+  const int64_t lanes = hn::Lanes(f32);
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % (sizeof(float) * lanes) == 0;
+  if (!aligned || columns % lanes != 0 || stride % lanes != 0) {
+    store_rows(from, padded_columns, rows, columns, to, stride);
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; j += lanes) {
+      hn::Stream(hn::LoadU(f32, from + i * padded_columns + j), f32, to + i * stride + j);
+    }
   }
 }
 

@@ -72,6 +72,7 @@ struct ChunkGradients {
   TokenRows<float> d_decay_log;
   TokenRows<float> d_beta;
   float* d_initial_state;  // [B, H, K, V] or null
+  bool past_caches;        // the gradients are too large to be read from a cache later
   const float* kept_of(const ChunkInputs<T>& in, const ChunkTask& task, int64_t chunk) const {
     const int64_t index = (in.first_chunks[task.sequence] + chunk) * in.size.heads + task.head;
     return kept + index * kept_rows(in.size.key_size) * in.size.value_size;

@@ -16,6 +16,8 @@
 #define HWY_TARGET_INCLUDE "furlong/ops/kda/cpu/backward.cpp"
 #include "hwy/foreach_target.h"
 // clang-format: the line above must come first.
+#include <type_traits>
+
 #include "furlong/ops/kda/cpu/chunk-inl.h"
 #include "furlong/ops/kda/cpu/kernels.h"
 
@@ -32,46 +34,72 @@ HWY_INLINE void take_diagonal(const ChunkScratch& s, int64_t block) {
   }
 }
 
-/// residual, d_v, d_beta and d_scores.
+/// written = diag(beta) u.
+HWY_INLINE void scale_corrections(const ChunkScratch& s, int64_t rows) {
+  const hn::ScalableTag<float> f32;
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto beta = hn::Set(f32, s.beta[i]);
+    for (int64_t n = i * s.V; n < (i + 1) * s.V; n += hn::Lanes(f32)) {
+      hn::StoreU(hn::Mul(beta, hn::LoadU(f32, s.correction + n)), f32, s.written + n);
+    }
+  }
+}
+
+/// r, in d_written, d_v and the lower half of residual: the first `columns` of them, from d_state at the chunk's end.
 template <typename Between>
-HWY_INLINE void value_gradients(const ChunkScratch& s, int64_t blocks, const Between& between) {
+HWY_INLINE void value_gradients(const ChunkScratch& s, int64_t blocks, int64_t columns, const Between& between) {
   const hn::ScalableTag<float> f32;
   const int64_t rows = blocks * kBlockRows, V = s.V;
-  gemm<false>(rows, V, s.K, rows_of(s.at_end, s.K), s.d_state, V, s.d_written, V, between);
+  gemm<false>(rows, columns, s.K, rows_of(s.at_end, s.K), s.d_state, V, s.d_written, V, between);
   for (int64_t block = 0; block < blocks; ++block) {
-    gemm<true>((block + 1) * kBlockRows, V, kBlockRows, transposed(s.scores(block), s.score_stride),
-               s.d_out + block * kBlockRows * V, V, s.d_written, V);
+    gemm<true>((block + 1) * kBlockRows, columns, kBlockRows, transposed(s.scores(block), s.score_stride),
+               s.residual + block * kBlockRows * V, V, s.d_written, V);
   }
-  solve_transposed(s, blocks);
+  solve_transposed(s, blocks, columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t v = 0; v < columns; v += hn::Lanes(f32)) {
+      hn::StoreU(hn::Neg(hn::LoadU(f32, s.d_v + i * V + v)), f32, s.residual + (rows + i) * V + v);
+    }
+  }
+}
 
+/// `columns` of d_state at the chunk's start into `to`, which may be d_state.
+template <typename Between>
+HWY_INLINE void move_gradient(const ChunkScratch& s, int64_t blocks, int64_t columns, float* to,
+                              const Between& between) {
+  gemm_onto<Onto::kScaledRows>(s.K, columns, 2 * blocks * kBlockRows, transposed(s.from_start, s.K), s.residual, s.V,
+                               Base{s.d_state, s.V, s.whole}, to, s.V, between);
+}
+
+/// d_scores and d_beta.
+HWY_INLINE void score_gradients(const ChunkScratch& s, int64_t blocks) {
+  const hn::ScalableTag<float> f32;
+  const int64_t rows = blocks * kBlockRows, V = s.V;
   transpose(rows, V, s.written, V, s.turned, rows);
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t columns = (block + 1) * kBlockRows, row = block * kBlockRows * V;
     float* d_read = s.d_score(block);
     float* d_write = d_read + kBlockRows * s.score_stride;
-    gemm<false>(kBlockRows, columns, V, rows_of(s.d_out + row, V), s.turned, rows, d_read, s.score_stride);
+    gemm<false>(kBlockRows, columns, V, rows_of(s.residual + row, V), s.turned, rows, d_read, s.score_stride);
     gemm<false>(kBlockRows, columns, V, rows_of(s.d_v + row, V), s.turned, rows, d_write, s.score_stride);
     mask_scores(d_read, block, s.score_stride);
     take_diagonal(s, block);
   }
   for (int64_t i = 0; i < rows; ++i) {
     auto d_beta = hn::Zero(f32);
-    for (int64_t v = 0; v < V; v += hn::Lanes(f32)) {
-      const auto r = hn::LoadU(f32, s.d_written + i * V + v);
-      d_beta = hn::MulAdd(r, hn::LoadU(f32, s.correction + i * V + v), d_beta);
-      hn::StoreU(hn::Neg(hn::LoadU(f32, s.d_v + i * V + v)), f32, s.residual + (rows + i) * V + v);
-      hn::StoreU(hn::LoadU(f32, s.d_out + i * V + v), f32, s.residual + i * V + v);
+    for (int64_t n = i * V; n < (i + 1) * V; n += hn::Lanes(f32)) {
+      d_beta = hn::MulAdd(hn::LoadU(f32, s.d_written + n), hn::LoadU(f32, s.correction + n), d_beta);
     }
     s.d_beta[i] = hn::GetLane(hn::SumOfLanes(f32, d_beta));
   }
 }
 
-/// d_from_start, d_at_end, end_sum = diag(exp(G_end)) sum over v of S d_S, and d_state moved to the chunk's start.
+/// d_from_start, d_at_end, end_sum = diag(exp(G_end)) sum over v of S d_S.
 template <typename Between>
 HWY_INLINE void state_gradients(const ChunkScratch& s, int64_t blocks, const Between& between) {
   const hn::ScalableTag<float> f32;
   const int64_t rows = blocks * kBlockRows, K = s.K, V = s.V;
-  transpose(K, V, s.state, V, s.state_turned, K);
+  transpose(K, V, s.entering, V, s.state_turned, K);
   gemm<false>(2 * rows, K, V, rows_of(s.residual, V), s.state_turned, K, s.d_from_start, K, between);
   transpose(K, V, s.d_state, V, s.turned, K);
   gemm<false>(rows, K, V, rows_of(s.written, V), s.turned, K, s.d_at_end, K, between);
@@ -82,8 +110,6 @@ HWY_INLINE void state_gradients(const ChunkScratch& s, int64_t blocks, const Bet
     }
     hn::StoreU(hn::Mul(sum, hn::LoadU(f32, s.whole + d)), f32, s.end_sum + d);
   }
-  forget(s, s.d_state);
-  gemm<true>(K, V, 2 * rows, transposed(s.from_start, K), s.residual, V, s.d_state, V, between);
 }
 
 /// d_q, d_k, d_g (still the gradient of G) of the inputs as they meet the state and their own row. d_at_end becomes
@@ -185,22 +211,12 @@ HWY_INLINE void sum_decay_gradients(const ChunkScratch& s, int64_t rows) {
   }
 }
 
-/// written = diag(beta) u.
-HWY_INLINE void scale_corrections(const ChunkScratch& s, int64_t rows) {
-  const hn::ScalableTag<float> f32;
-  for (int64_t i = 0; i < rows; ++i) {
-    const auto beta = hn::Set(f32, s.beta[i]);
-    for (int64_t n = i * s.V; n < (i + 1) * s.V; n += hn::Lanes(f32)) {
-      hn::StoreU(hn::Mul(beta, hn::LoadU(f32, s.correction + n)), f32, s.written + n);
-    }
-  }
-}
-
+/// All gradients of a chunk's inputs but d_v, from what value_gradients made and d_state at the chunk's end.
 template <typename Between>
-HWY_INLINE void retreat_chunk(const ChunkScratch& s, int64_t blocks, float scale, const Between& between) {
+HWY_INLINE void input_gradients(const ChunkScratch& s, int64_t blocks, float scale, const Between& between) {
   const int64_t rows = blocks * kBlockRows;
   scale_corrections(s, rows);
-  value_gradients(s, blocks, between);
+  score_gradients(s, blocks);
   state_gradients(s, blocks, between);
   gather_state_side(s, blocks, scale);
   for (int64_t block = 0; block < blocks; ++block) {
@@ -218,79 +234,194 @@ HWY_INLINE void retreat_chunk(const ChunkScratch& s, int64_t blocks, float scale
 
 constexpr int64_t kBytesAhead = 24 * 64;  // before each tile of a product; a chunk has some 170 tiles at K = V = 128
 
-/// Everything that a chunk reads and writes, but for beta.
+/// Where a chunk of a task lies.
+struct ChunkPlace {
+  int64_t index, first, rows, blocks;
+};
+
 template <typename T>
-HWY_INLINE void prefetch_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
-                               const kda::ChunkTask& task, int64_t chunk, RowPrefetch& ahead) {
-  const int64_t K = in.size.key_size, V = in.size.value_size, h = task.head;
-  const int64_t first = in.offsets[task.sequence] + chunk * kda::kChunkRows;
+HWY_INLINE ChunkPlace chunk_place(const kda::ChunkInputs<T>& in, const kda::ChunkTask& task, int64_t index) {
+  const int64_t first = in.offsets[task.sequence] + index * kda::kChunkRows;
   const int64_t rows = std::min(kda::kChunkRows, in.offsets[task.sequence + 1] - first);
-  ahead.add_keys(in, h, first, rows);
-  ahead.add(grad.d_out.at(first, h), grad.d_out.token_stride, rows, V);
-  ahead.add(grad.kept_of(in, task, chunk), V, kda::kept_rows(K), V);
-  ahead.add(grad.d_q.at(first, h), grad.d_q.token_stride, rows, K);
-  ahead.add(grad.d_k.at(first, h), grad.d_k.token_stride, rows, K);
-  ahead.add(grad.d_v.at(first, h), grad.d_v.token_stride, rows, V);
-  ahead.add(grad.d_decay_log.at(first, h), grad.d_decay_log.token_stride, rows, K);
+  return {index, first, rows, row_blocks(rows)};
 }
 
-/// One chunk of one head, with d_state at its end on entry and at its start on return.
 template <typename T>
-HWY_INLINE void retreat(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad, const kda::ChunkTask& task,
-                        int64_t chunk, const ChunkScratch& s, RowPrefetch& ahead) {
+HWY_INLINE int64_t num_chunks(const kda::ChunkInputs<T>& in, const kda::ChunkTask& task) {
+  return kda::round_up(in.offsets[task.sequence + 1] - in.offsets[task.sequence], kda::kChunkRows) / kda::kChunkRows;
+}
+
+/// What load_chunk reads, but for beta.
+template <typename T>
+HWY_INLINE void prefetch_inputs(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                                const kda::ChunkTask& task, const ChunkPlace& at, RowPrefetch& ahead) {
+  ahead.add_keys(in, task.head, at.first, at.rows);
+  ahead.add(grad.d_out.at(at.first, task.head), grad.d_out.token_stride, at.rows, in.size.value_size);
+}
+
+/// What finish_chunk reads and writes: gradients that go past the caches need no prefetch.
+template <typename T>
+HWY_INLINE void prefetch_kept(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                              const kda::ChunkTask& task, const ChunkPlace& at, RowPrefetch& ahead) {
   const int64_t K = in.size.key_size, V = in.size.value_size, h = task.head;
-  const int64_t first = in.offsets[task.sequence] + chunk * kda::kChunkRows;
-  const int64_t rows = std::min(kda::kChunkRows, in.offsets[task.sequence + 1] - first), blocks = row_blocks(rows);
-  const float* kept = grad.kept_of(in, task, chunk);
-  load_keys(in, h, first, rows, s);
-  load_rows(kept, V, K, V, s.state, s.K, s.V);
-  load_rows(kept + K * V, V, rows, V, s.correction, blocks * kBlockRows, s.V);
-  load_rows(grad.d_out.at(first, h), grad.d_out.token_stride, rows, V, s.d_out, blocks * kBlockRows, s.V);
-  retreat_chunk(s, blocks, static_cast<float>(in.size.scale), [&] { ahead.some(kBytesAhead); });
-  store_rows(s.d_q, s.K, rows, K, grad.d_q.at(first, h), grad.d_q.token_stride);
-  store_rows(s.d_k, s.K, rows, K, grad.d_k.at(first, h), grad.d_k.token_stride);
-  store_rows(s.d_v, s.V, rows, V, grad.d_v.at(first, h), grad.d_v.token_stride);
-  store_rows(s.d_g, s.K, rows, K, grad.d_decay_log.at(first, h), grad.d_decay_log.token_stride);
-  for (int64_t i = 0; i < rows; ++i) *grad.d_beta.at(first + i, h) = s.d_beta[i];
+  ahead.add(grad.kept_of(in, task, at.index), V, kda::kept_rows(K), V);
+  if (grad.past_caches) return;
+  ahead.add(grad.d_q.at(at.first, h), grad.d_q.token_stride, at.rows, K);
+  ahead.add(grad.d_k.at(at.first, h), grad.d_k.token_stride, at.rows, K);
+  ahead.add(grad.d_v.at(at.first, h), grad.d_v.token_stride, at.rows, V);
+  ahead.add(grad.d_decay_log.at(at.first, h), grad.d_decay_log.token_stride, at.rows, K);
+}
+
+template <typename T>
+HWY_INLINE void load_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                           const kda::ChunkTask& task, const ChunkPlace& at, const ChunkScratch& s) {
+  load_keys(in, task.head, at.first, at.rows, s);
+  load_rows(grad.d_out.at(at.first, task.head), grad.d_out.token_stride, at.rows, in.size.value_size, s.residual,
+            at.blocks * kBlockRows, s.V);
+}
+
+template <typename T>
+HWY_INLINE void store_gradient(const float* from, int64_t padded_columns, const ChunkPlace& at, int64_t columns, T* to,
+                               int64_t stride, bool past_caches) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (past_caches) return stream_rows(from, padded_columns, at.rows, columns, to, stride);
+  }
+  store_rows(from, padded_columns, at.rows, columns, to, stride);
+}
+
+/// All gradients of a chunk's inputs, once d_v and what belongs to it are there.
+template <typename T>
+HWY_INLINE void finish_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                             const kda::ChunkTask& task, const ChunkPlace& at, ChunkScratch s, RowPrefetch& ahead) {
+  const int64_t K = in.size.key_size, V = in.size.value_size, h = task.head;
+  const float* kept = grad.kept_of(in, task, at.index);
+  if (K == s.K && V == s.V) {
+    s.entering = kept;
+  } else {
+    load_rows(kept, V, K, V, s.state, s.K, s.V);
+    s.entering = s.state;
+  }
+  load_rows(kept + K * V, V, at.rows, V, s.correction, at.blocks * kBlockRows, s.V);
+  input_gradients(s, at.blocks, static_cast<float>(in.size.scale), [&] { ahead.some(kBytesAhead); });
+  const auto store = [&](const float* from, int64_t padded_columns, int64_t columns, const auto& to) HWY_ATTR {
+    store_gradient(from, padded_columns, at, columns, to.at(at.first, h), to.token_stride, grad.past_caches);
+  };
+  store(s.d_q, s.K, K, grad.d_q);
+  store(s.d_k, s.K, K, grad.d_k);
+  store(s.d_v, s.V, V, grad.d_v);
+  store(s.d_g, s.K, K, grad.d_decay_log);
+  for (int64_t i = 0; i < at.rows; ++i) *grad.d_beta.at(at.first + i, h) = s.d_beta[i];
+}
+
+/// d_state [K, V] at the end of the task's sequence, and from it at the start.
+template <typename T>
+HWY_INLINE void load_final(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                           const kda::ChunkTask& task, const ChunkScratch& s, float* d_state) {
+  const int64_t K = in.size.key_size, V = in.size.value_size, square = task.sequence * in.size.heads + task.head;
+  if (grad.d_final_state != nullptr) {
+    load_rows(grad.d_final_state + square * K * V, V, K, V, d_state, s.K, s.V);
+  } else {
+    std::fill(d_state, d_state + s.K * s.V, 0.0f);
+  }
+}
+
+template <typename T>
+HWY_INLINE void store_initial(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                              const kda::ChunkTask& task, const ChunkScratch& s, const float* d_state) {
+  const int64_t K = in.size.key_size, V = in.size.value_size, square = task.sequence * in.size.heads + task.head;
+  if (grad.d_initial_state != nullptr) store_rows(d_state, s.V, K, V, grad.d_initial_state + square * K * V, V);
+}
+
+template <typename T>
+HWY_INLINE void retreat_alone(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                              const kda::ChunkTask& task, const ChunkScratch& scratch) {
+  for (int64_t i = 0; i < task.heads; ++i) {
+    load_final(in, grad, task.of_head(i), scratch, scratch.of_head(i).d_state);
+  }
+  for (int64_t chunk = num_chunks(in, task) - 1; chunk >= 0; --chunk) {
+    const ChunkPlace at = chunk_place(in, task, chunk);
+    for (int64_t i = 0; i < task.heads; ++i) {
+      RowPrefetch ahead;
+      const bool last = i + 1 == task.heads;
+      if (!last || chunk > 0) {
+        const kda::ChunkTask next_task = task.of_head(last ? 0 : i + 1);
+        const ChunkPlace next = last ? chunk_place(in, task, chunk - 1) : at;
+        prefetch_inputs(in, grad, next_task, next, ahead);
+        prefetch_kept(in, grad, next_task, next, ahead);
+      }
+      const auto between = [&] { ahead.some(kBytesAhead); };
+      const ChunkScratch s = scratch.of_head(i);
+      load_chunk(in, grad, task.of_head(i), at, s);
+      value_gradients(s, at.blocks, s.V, between);
+      finish_chunk(in, grad, task.of_head(i), at, s, ahead);
+      move_gradient(s, at.blocks, s.V, s.d_state, between);
+    }
+  }
+  for (int64_t i = 0; i < task.heads; ++i) {
+    store_initial(in, grad, task.of_head(i), scratch, scratch.of_head(i).d_state);
+  }
+}
+
+/// The same by a team. Chunks are counted from the last one. Every member walks a segment on its strip of columns and
+/// then finishes its own chunks.
+template <typename T>
+HWY_INLINE void retreat_together(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
+                                 const kda::ChunkTask& task, const ChunkScratch& scratch, kda::ChunkTeam& team,
+                                 int64_t member) {
+  const int64_t chunks = num_chunks(in, task), strip = kda::round_up(task.num_values, kBlockRows);
+  const auto place_of = [&](int64_t chunk) { return chunk_place(in, task, chunks - 1 - chunk); };
+  const auto for_own = [&](int64_t segment, const auto& visit) {
+    const int64_t first = segment + member * kda::ChunkTeam::kChunksPerMember;
+    for (int64_t chunk = first; chunk < std::min(first + kda::ChunkTeam::kChunksPerMember, chunks); ++chunk) {
+      visit(chunk);
+    }
+  };
+  const auto load = [&](int64_t chunk)
+                        HWY_ATTR { load_chunk(in, grad, task, place_of(chunk), team.at(scratch, chunk)); };
+  for_own(0, load);
+  if (member == 0) load_final(in, grad, task, scratch, team.d_state(0));
+  team.wait();
+  for (int64_t segment = 0; segment < chunks; segment += team.chunks()) {
+    RowPrefetch for_finish, for_load;
+    for_own(segment, [&](int64_t chunk) { prefetch_kept(in, grad, task, place_of(chunk), for_finish); });
+    for_own(segment + team.chunks(),
+            [&](int64_t chunk) { prefetch_inputs(in, grad, task, place_of(chunk), for_load); });
+    const auto between = [&] { for_finish.some(kBytesAhead); };
+    for (int64_t chunk = segment; chunk < std::min(segment + team.chunks(), chunks); ++chunk) {
+      const ChunkScratch s = team.at(scratch, chunk).from_value(task.first_value);
+      const int64_t blocks = place_of(chunk).blocks;
+      value_gradients(s, blocks, strip, between);
+      move_gradient(s, blocks, strip, team.d_state(chunk + 1) + task.first_value, between);
+    }
+    team.wait();
+    for_own(segment, [&](int64_t chunk) HWY_ATTR {
+      finish_chunk(in, grad, task, place_of(chunk), team.at(scratch, chunk), for_load);
+    });
+    for_own(segment + team.chunks(), load);
+    team.wait();
+  }
+  if (member == 0) store_initial(in, grad, task, scratch, team.d_state(chunks));
 }
 
 template <typename T>
 void run_task(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad, const kda::ChunkTask& task,
-              const ChunkScratch& s) {
-  const int64_t K = in.size.key_size, V = in.size.value_size;
-  const int64_t square = (task.sequence * in.size.heads + task.head) * K * V;
-  for (int64_t i = 0; i < task.heads; ++i) {
-    float* d_state = s.of_head(i).d_state;
-    if (grad.d_final_state != nullptr) {
-      load_rows(grad.d_final_state + square + i * K * V, V, K, V, d_state, s.K, s.V);
-    } else {
-      std::fill(d_state, d_state + s.K * s.V, 0.0f);
-    }
+              const ChunkScratch& s, kda::ChunkTeam* team, int64_t member) {
+  if (team == nullptr) {
+    retreat_alone(in, grad, task, s);
+  } else {
+    retreat_together(in, grad, task, s, *team, member);
   }
-  const int64_t length = in.offsets[task.sequence + 1] - in.offsets[task.sequence];
-  for (int64_t chunk = (length + kda::kChunkRows - 1) / kda::kChunkRows - 1; chunk >= 0; --chunk) {
-    for (int64_t i = 0; i < task.heads; ++i) {
-      RowPrefetch ahead;
-      const bool last = i + 1 == task.heads;
-      const int64_t next = last ? chunk - 1 : chunk;
-      if (next >= 0) prefetch_chunk(in, grad, task.of_head(last ? 0 : i + 1), next, ahead);
-      retreat(in, grad, task.of_head(i), chunk, s.of_head(i), ahead);
-    }
-  }
-  if (grad.d_initial_state == nullptr) return;
-  for (int64_t i = 0; i < task.heads; ++i) {
-    store_rows(s.of_head(i).d_state, s.V, K, V, grad.d_initial_state + square + i * K * V, V);
-  }
+  hwy::FlushStream();
 }
 
 void backward_f32(const kda::ChunkInputs<float>& in, const kda::ChunkGradients<float>& grad, const kda::ChunkTask& task,
-                  const ChunkScratch& scratch) {
-  run_task(in, grad, task, scratch);
+                  const ChunkScratch& scratch, kda::ChunkTeam* team, int64_t member) {
+  run_task(in, grad, task, scratch, team, member);
 }
 
 void backward_bf16(const kda::ChunkInputs<c10::BFloat16>& in, const kda::ChunkGradients<c10::BFloat16>& grad,
-                   const kda::ChunkTask& task, const ChunkScratch& scratch) {
-  run_task(in, grad, task, scratch);
+                   const kda::ChunkTask& task, const ChunkScratch& scratch, kda::ChunkTeam* team, int64_t member) {
+  run_task(in, grad, task, scratch, team, member);
 }
 
 }  // namespace furlong::HWY_NAMESPACE
@@ -305,13 +436,13 @@ HWY_EXPORT(backward_bf16);
 namespace kda {
 
 void chunk_backward(const ChunkInputs<float>& in, const ChunkGradients<float>& grad, const ChunkTask& task,
-                    const ChunkScratch& scratch) {
-  HWY_DYNAMIC_DISPATCH(backward_f32)(in, grad, task, scratch);
+                    const ChunkScratch& scratch, ChunkTeam* team, int64_t member) {
+  HWY_DYNAMIC_DISPATCH(backward_f32)(in, grad, task, scratch, team, member);
 }
 
 void chunk_backward(const ChunkInputs<c10::BFloat16>& in, const ChunkGradients<c10::BFloat16>& grad,
-                    const ChunkTask& task, const ChunkScratch& scratch) {
-  HWY_DYNAMIC_DISPATCH(backward_bf16)(in, grad, task, scratch);
+                    const ChunkTask& task, const ChunkScratch& scratch, ChunkTeam* team, int64_t member) {
+  HWY_DYNAMIC_DISPATCH(backward_bf16)(in, grad, task, scratch, team, member);
 }
 
 }  // namespace kda

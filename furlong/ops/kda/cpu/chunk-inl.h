@@ -224,14 +224,15 @@ HWY_INLINE void chunk_scores(const ChunkScratch& s, int64_t blocks, float scale)
 }
 
 /// Solves inside one block: scaled = diag(beta) x with x_i += sum of a_ij scaled_j over the rows before i (kForward) or
-/// of a_ji scaled_j over the rows after it. A vector of columns stays in registers throughout.
+/// of a_ji scaled_j over the rows after it, for some columns of rows `V` apart. A vector of columns stays in registers
+/// throughout.
 template <bool kForward>
 HWY_INLINE void substitute(const float* a, int64_t stride, const float* beta, float* HWY_RESTRICT x,
-                           float* HWY_RESTRICT scaled, int64_t V) {
+                           float* HWY_RESTRICT scaled, int64_t V, int64_t columns) {
   const hn::ScalableTag<float> f32;
   using Vec = hn::Vec<decltype(f32)>;
   constexpr int kRows = kBlockRows;
-  for (int64_t v = 0; v < V; v += hn::Lanes(f32)) {
+  for (int64_t v = 0; v < columns; v += hn::Lanes(f32)) {
     Vec rows[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) rows[i] = hn::LoadU(f32, x + i * V + v);
@@ -261,29 +262,19 @@ HWY_INLINE void solve(const ChunkScratch& s, int64_t blocks) {
       gemm<true>(kBlockRows, s.V, first, rows_of(a, s.score_stride), s.written, s.V, s.correction + first * s.V, s.V);
     }
     substitute<true>(a + first, s.score_stride, s.beta + first, s.correction + first * s.V, s.written + first * s.V,
-                     s.V);
+                     s.V, s.V);
   }
 }
 
 /// r = (I + A)^-T x and d_v = diag(beta) r. x arrives in s.d_written, which becomes r.
-HWY_INLINE void solve_transposed(const ChunkScratch& s, int64_t blocks) {
+HWY_INLINE void solve_transposed(const ChunkScratch& s, int64_t blocks, int64_t columns) {
   for (int64_t block = blocks - 1; block >= 0; --block) {
     const float* a = s.scores(block) + kBlockRows * s.score_stride;
     const int64_t first = block * kBlockRows;
-    substitute<false>(a + first, s.score_stride, s.beta + first, s.d_written + first * s.V, s.d_v + first * s.V, s.V);
+    substitute<false>(a + first, s.score_stride, s.beta + first, s.d_written + first * s.V, s.d_v + first * s.V, s.V,
+                      columns);
     if (block > 0) {
-      gemm<true>(first, s.V, kBlockRows, transposed(a, s.score_stride), s.d_v + first * s.V, s.V, s.d_written, s.V);
-    }
-  }
-}
-
-/// x [K, V] <- diag(whole) x.
-HWY_INLINE void forget(const ChunkScratch& s, float* x) {
-  const hn::ScalableTag<float> f32;
-  for (int64_t d = 0; d < s.K; ++d) {
-    const auto decay = hn::Set(f32, s.whole[d]);
-    for (int64_t v = 0; v < s.V; v += hn::Lanes(f32)) {
-      hn::StoreU(hn::Mul(decay, hn::LoadU(f32, x + d * s.V + v)), f32, x + d * s.V + v);
+      gemm<true>(first, columns, kBlockRows, transposed(a, s.score_stride), s.d_v + first * s.V, s.V, s.d_written, s.V);
     }
   }
 }
@@ -319,7 +310,7 @@ class RowPrefetch {
     const char* first;
     int64_t stride, rows, bytes;
   };
-  Span spans_[10];
+  Span spans_[12];
   int count_ = 0, span_ = 0;
   int64_t row_ = 0;
 };

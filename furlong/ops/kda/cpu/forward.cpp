@@ -35,25 +35,8 @@ HWY_INLINE void advance_chunk(const ChunkScratch& s, int64_t blocks, const Betwe
     gemm<true>(kBlockRows, V, (block + 1) * kBlockRows, rows_of(s.scores(block), s.score_stride), s.written, V,
                s.product + block * kBlockRows * V, V, between);
   }
-  forget(s, s.state);
-  gemm<true>(s.K, V, rows, transposed(s.at_end, s.K), s.written, V, s.state, V, between);
-}
-
-/// store_rows for what is not read again soon: past the caches where alignment allows it.
-HWY_INLINE void store_kept(const float* from, int64_t padded_columns, int64_t rows, int64_t columns, float* to,
-                           int64_t stride) {
-  const hn::ScalableTag<float> f32;
-  const int64_t lanes = hn::Lanes(f32);
-  const bool aligned = reinterpret_cast<uintptr_t>(to) % (sizeof(float) * lanes) == 0;
-  if (!aligned || columns % lanes != 0 || stride % lanes != 0) {
-    store_rows(from, padded_columns, rows, columns, to, stride);
-    return;
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; j += lanes) {
-      hn::Stream(hn::LoadU(f32, from + i * padded_columns + j), f32, to + i * stride + j);
-    }
-  }
+  gemm_onto<Onto::kScaledRows>(s.K, V, rows, transposed(s.at_end, s.K), s.written, V, Base{s.state, V, s.whole},
+                               s.state, V, between);
 }
 
 /// One chunk whose keys are loaded, from its values to its output.
@@ -64,7 +47,7 @@ HWY_INLINE void walk_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkOutput
   const int64_t chunk = in.first_chunks[task.sequence] + (first - in.offsets[task.sequence]) / kda::kChunkRows;
   float* kept =
       out.kept == nullptr ? nullptr : out.kept + (chunk * in.size.heads + h) * kda::kept_rows(K) * V + task.first_value;
-  if (kept != nullptr) store_kept(s.state, s.V, K, task.num_values, kept, V);
+  if (kept != nullptr) stream_rows(s.state, s.V, K, task.num_values, kept, V);
   load_rows(in.v.at(first, h) + task.first_value, in.v.token_stride, rows, task.num_values, s.v, blocks * kBlockRows,
             s.V);
   if (rows <= kRecurrentRows) {
@@ -73,7 +56,7 @@ HWY_INLINE void walk_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkOutput
     advance_chunk(s, blocks, [&] { ahead.some(kBytesAhead); });
   }
   store_rows(s.product, s.V, rows, task.num_values, out.out.at(first, h) + task.first_value, out.out.token_stride);
-  if (kept != nullptr) store_kept(s.correction, s.V, rows, task.num_values, kept + K * V, V);
+  if (kept != nullptr) stream_rows(s.correction, s.V, rows, task.num_values, kept + K * V, V);
 }
 
 template <typename T>
@@ -120,7 +103,7 @@ HWY_INLINE void walk_together(const kda::ChunkInputs<T>& in, const kda::ChunkOut
   const auto prepare = [&](int64_t segment) HWY_ATTR {
     for (int64_t chunk = member * kOwn; chunk < (member + 1) * kOwn; ++chunk) {
       const int64_t first = first_of(segment, chunk), rows = std::min(kda::kChunkRows, end - first);
-      if (rows > kRecurrentRows) load_keys(in, task.head, first, rows, team.at(s, segment, chunk));
+      if (rows > kRecurrentRows) load_keys(in, task.head, first, rows, team.at(s, segment * team.chunks() + chunk));
     }
   };
   prepare(0);
@@ -133,7 +116,8 @@ HWY_INLINE void walk_together(const kda::ChunkInputs<T>& in, const kda::ChunkOut
     if (next < end) prefetch_values(in, out, task, next, left(next, segment_rows), ahead);
     for (int64_t chunk = 0; chunk < team.chunks() && first_of(segment, chunk) < end; ++chunk) {
       const int64_t first = first_of(segment, chunk), rows = left(first, kda::kChunkRows);
-      walk_chunk(in, out, task, first, rows, rows > kRecurrentRows ? team.at(s, segment, chunk) : s, ahead);
+      walk_chunk(in, out, task, first, rows, rows > kRecurrentRows ? team.at(s, segment * team.chunks() + chunk) : s,
+                 ahead);
     }
     if (next < end) prepare(segment + 1);
     team.wait();

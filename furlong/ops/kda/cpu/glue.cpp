@@ -10,6 +10,7 @@
 
 #include "furlong/base/parallel.h"
 #include "furlong/ops/common/kernel.h"
+#include "furlong/ops/common/recycled.h"
 #include "furlong/ops/kda/cpu/kernels.h"
 #include "furlong/ops/kda/internal.h"
 
@@ -79,55 +80,76 @@ struct HeldInputs {
   int64_t tokens() const { return offsets.const_data_ptr<int64_t>()[offsets.numel() - 1]; }
 };
 
+enum class Scratch { kForward, kGradient, kStrip };
+
 /// This thread's working memory, kept from call to call: fresh pages would cost a short call more than its work.
-const ChunkScratch& thread_scratch(int64_t K, int64_t V, bool gradient) {
-  thread_local std::unique_ptr<ChunkMemory> kept[2];
-  auto& memory = kept[gradient];
+const ChunkScratch& thread_scratch(int64_t K, int64_t V, Scratch use) {
+  thread_local std::unique_ptr<ChunkMemory> kept[3];
+  auto& memory = kept[static_cast<int>(use)];
   K = round_up(K, kBlockRows);
   V = round_up(V, kBlockRows);
   if (memory == nullptr || memory->scratch().K != K || memory->scratch().V != V) {
-    memory = std::make_unique<ChunkMemory>(K, V, gradient);
+    memory = std::make_unique<ChunkMemory>(K, V, use == Scratch::kGradient);
   }
   return memory->scratch();
 }
 
 /// Runs body(task, scratch) for all tasks of the plan, one worker a thread.
 template <typename Body>
-void run_tasks(const ChunkSizes& size, const int64_t* offsets, bool gradient, const Body& body) {
+void run_tasks(const ChunkSizes& size, const int64_t* offsets, Scratch use, const Body& body) {
   const auto plan = plan_tasks(size, offsets, num_threads());
   parallel_for(0, static_cast<int64_t>(plan.size()), 1, [&](int64_t first, int64_t last) {
-    const ChunkScratch& scratch = thread_scratch(size.key_size, size.value_size, gradient);
+    const ChunkScratch& scratch = thread_scratch(size.key_size, size.value_size, use);
     for (int64_t worker = first; worker < last; ++worker) {
       for (const ChunkTask& task : plan[worker]) body(task, scratch);
     }
   });
 }
 
-/// With two or more threads for each (sequence, head): a team each, on strips of value columns. False, with nothing
-/// done, if there are not enough threads, or no sequence is long enough for it.
-template <typename T>
-bool run_teams(const ChunkInputs<T>& in, const ChunkOutputs<T>& out) {
+/// With two or more threads for each (sequence, head) a team each, on strips of value columns.
+struct TeamPlan {
+  int64_t walks = 0, strips = 0, width = 0;  // no teams: no walks
+};
+
+/// No teams if there are not enough threads, or no sequence is long enough for it.
+TeamPlan plan_teams(const ChunkSizes& size, const int64_t* offsets) {
   constexpr int64_t kLong = 4 * kChunkRows;
-  const ChunkSizes& size = in.size;
   const int64_t walks = size.sequences * size.heads;
   int64_t longest = 0;
-  for (int64_t b = 0; b < size.sequences; ++b) longest = std::max(longest, in.offsets[b + 1] - in.offsets[b]);
-  if (walks == 0 || longest < kLong) return false;
+  for (int64_t b = 0; b < size.sequences; ++b) longest = std::max(longest, offsets[b + 1] - offsets[b]);
+  if (walks == 0 || longest < kLong) return {};
   const int64_t most = std::min<int64_t>(num_threads() / walks, size.value_size / kBlockRows);
-  if (most < 2) return false;
+  if (most < 2) return {};
   const int64_t width = round_up((size.value_size + most - 1) / most, kBlockRows);
-  const int64_t strips = (size.value_size + width - 1) / width;
-  std::vector<std::unique_ptr<ChunkTeam>> teams;
-  std::vector<std::unique_ptr<ChunkMemory>> memory;
-  const int64_t K = round_up(size.key_size, kBlockRows);
-  for (int64_t walk = 0; walk < walks; ++walk) {
-    teams.push_back(std::make_unique<ChunkTeam>(K, strips));
-    for (int64_t strip = 0; strip < strips; ++strip) memory.push_back(std::make_unique<ChunkMemory>(K, width, false));
+  return {walks, (size.value_size + width - 1) / width, width};
+}
+
+/// What the teams that this thread starts share, kept from call to call.
+std::vector<std::unique_ptr<ChunkTeam>>& team_memory(const ChunkSizes& size, const TeamPlan& plan, bool gradient) {
+  thread_local std::vector<std::unique_ptr<ChunkTeam>> kept[2];
+  auto& teams = kept[gradient];
+  const int64_t K = round_up(size.key_size, kBlockRows), V = round_up(size.value_size, kBlockRows);
+  teams.resize(plan.walks);
+  for (auto& team : teams) {
+    if (team == nullptr || !team->fits(K, V, plan.strips)) {
+      team = std::make_unique<ChunkTeam>(K, V, plan.strips, gradient);
+    }
   }
-  return run_together(walks * strips, [&](int64_t worker) {
-    const int64_t walk = worker / strips, strip = worker % strips, first = strip * width;
-    const ChunkTask task{walk / size.heads, walk % size.heads, first, std::min(width, size.value_size - first)};
-    chunk_forward(in, out, task, memory[worker]->scratch(), teams[walk].get(), strip);
+  return teams;
+}
+
+/// Runs body(task, scratch, team, strip) on a thread for each strip. False, with nothing done, without a team.
+template <typename Body>
+bool run_teams(const ChunkSizes& size, const int64_t* offsets, bool gradient, const Body& body) {
+  const TeamPlan plan = plan_teams(size, offsets);
+  if (plan.walks == 0) return false;
+  const auto& teams = team_memory(size, plan, gradient);
+  return run_together(plan.walks * plan.strips, [&](int64_t worker) {
+    const int64_t walk = worker / plan.strips, strip = worker % plan.strips, first = strip * plan.width;
+    const ChunkTask task{walk / size.heads, walk % size.heads, first, std::min(plan.width, size.value_size - first)};
+    const ChunkScratch& scratch = gradient ? thread_scratch(size.key_size, size.value_size, Scratch::kGradient)
+                                           : thread_scratch(size.key_size, plan.width, Scratch::kStrip);
+    body(task, scratch, teams[walk].get(), strip);
   });
 }
 
@@ -142,12 +164,20 @@ void advise_huge_pages([[maybe_unused]] const at::Tensor& x) {
 #endif
 }
 
-/// Fresh tensor whose rows past the last sequence are zero; the kernel writes the others.
-at::Tensor token_tensor(const at::Tensor& like, int64_t tokens) {
-  at::Tensor x = at::empty(like.sizes(), like.options().memory_format(at::MemoryFormat::Contiguous));
-  advise_huge_pages(x);
+/// Zeroes the rows past the last sequence; the kernel writes the others.
+at::Tensor with_zero_tail(at::Tensor x, int64_t tokens) {
   if (x.size(0) > tokens) x.slice(0, tokens).zero_();
   return x;
+}
+
+at::Tensor output_like(const at::Tensor& like, int64_t tokens) {
+  const at::Tensor x = at::empty(like.sizes(), like.options().memory_format(at::MemoryFormat::Contiguous));
+  advise_huge_pages(x);
+  return with_zero_tail(x, tokens);
+}
+
+at::Tensor gradient_like(const at::Tensor& like, int64_t tokens) {
+  return with_zero_tail(empty_recycled(like.sizes(), like.scalar_type()), tokens);
 }
 
 template <typename T>
@@ -155,13 +185,13 @@ void forward(const HeldInputs& held, const at::Tensor& out_NHV, const at::Tensor
   const ChunkInputs<T> in = held.pointers<T>();
   const ChunkOutputs<T> out{write_rows<T>(out_NHV), final_state.mutable_data_ptr<float>(),
                             kept.defined() ? kept.mutable_data_ptr<float>() : nullptr};
-  if (run_teams(in, out)) return;
-  run_tasks(in.size, in.offsets, false,
-            [&](const ChunkTask& task, const ChunkScratch& scratch) { chunk_forward(in, out, task, scratch); });
+  const auto run = [&](const ChunkTask& task, const ChunkScratch& scratch, ChunkTeam* team = nullptr,
+                       int64_t member = 0) { chunk_forward(in, out, task, scratch, team, member); };
+  if (!run_teams(in.size, in.offsets, false, run)) run_tasks(in.size, in.offsets, Scratch::kForward, run);
 }
 
 std::tuple<at::Tensor, at::Tensor> run_forward(const HeldInputs& held, const at::Tensor& kept) {
-  const at::Tensor out = token_tensor(held.v, held.tokens());
+  const at::Tensor out = output_like(held.v, held.tokens());
   const at::Tensor final_state =
       at::empty({held.offsets.numel() - 1, held.q.size(1), held.q.size(2), held.v.size(2)}, held.decay_log.options());
   if (held.v.scalar_type() == at::kBFloat16) {
@@ -193,9 +223,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_cpu(
   const HeldInputs held(q_NHK, k_NHK, v_NHV, decay_log_NHK, beta_NH, offsets_host, initial_state_BHKV, scale);
   static_assert(kKeptChunkRows == kChunkRows);
   const int64_t chunks = most_chunks(q_NHK.size(0), offsets_host.numel() - 1);
-  const at::Tensor kept =
-      at::empty({chunks, q_NHK.size(1), kept_rows(q_NHK.size(2)), v_NHV.size(2)}, decay_log_NHK.options());
-  advise_huge_pages(kept);
+  const at::Tensor kept = empty_recycled({chunks, q_NHK.size(1), kept_rows(q_NHK.size(2)), v_NHV.size(2)}, at::kFloat);
   auto [out, final_state] = run_forward(held, kept);
   return {out, final_state, kept};
 }
@@ -203,8 +231,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_forward_cpu(
 template <typename T>
 void backward(const HeldInputs& held, const ChunkGradients<T>& grad) {
   const ChunkInputs<T> in = held.pointers<T>();
-  run_tasks(in.size, in.offsets, true,
-            [&](const ChunkTask& task, const ChunkScratch& scratch) { chunk_backward(in, grad, task, scratch); });
+  const auto run = [&](const ChunkTask& task, const ChunkScratch& scratch, ChunkTeam* team = nullptr,
+                       int64_t member = 0) { chunk_backward(in, grad, task, scratch, team, member); };
+  if (!run_teams(in.size, in.offsets, true, run)) run_tasks(in.size, in.offsets, Scratch::kGradient, run);
 }
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -217,16 +246,19 @@ Gradients chunk_backward_cpu(const at::Tensor& d_out_NHV, const std::optional<at
   const at::Tensor d_out = with_adjacent_columns(d_out_NHV);
   const at::Tensor d_final = d_final_state_BHKV.has_value() ? d_final_state_BHKV->contiguous() : at::Tensor();
   const int64_t tokens = held.tokens();
-  const at::Tensor d_q = token_tensor(held.q, tokens), d_k = token_tensor(held.k, tokens);
-  const at::Tensor d_v = token_tensor(held.v, tokens), d_decay_log = token_tensor(held.decay_log, tokens);
-  const at::Tensor d_beta = token_tensor(held.beta, tokens);
+  const at::Tensor d_q = gradient_like(held.q, tokens), d_k = gradient_like(held.k, tokens);
+  const at::Tensor d_v = gradient_like(held.v, tokens), d_decay_log = gradient_like(held.decay_log, tokens);
+  const at::Tensor d_beta = gradient_like(held.beta, tokens);
   const at::Tensor d_initial =
       at::empty({offsets_host.numel() - 1, q_NHK.size(1), q_NHK.size(2), v_NHV.size(2)}, decay_log_NHK.options());
+  constexpr size_t kCached = size_t{8} << 20;
+  const bool past_caches = v_NHV.scalar_type() == at::kFloat && 3 * d_q.nbytes() + d_v.nbytes() > kCached;
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     backward<T>(held, {read_rows<T>(d_out), d_final.defined() ? d_final.const_data_ptr<float>() : nullptr,
                        kept.const_data_ptr<float>(), write_rows<T>(d_q), write_rows<T>(d_k), write_rows<T>(d_v),
-                       write_rows<float>(d_decay_log), write_rows<float>(d_beta), d_initial.mutable_data_ptr<float>()});
+                       write_rows<float>(d_decay_log), write_rows<float>(d_beta), d_initial.mutable_data_ptr<float>(),
+                       past_caches});
   };
   if (v_NHV.scalar_type() == at::kBFloat16) {
     run(c10::BFloat16());

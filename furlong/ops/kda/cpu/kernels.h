@@ -16,8 +16,8 @@ void chunk_forward(const ChunkInputs<float>& in, const ChunkOutputs<float>& out,
 void chunk_forward(const ChunkInputs<c10::BFloat16>& in, const ChunkOutputs<c10::BFloat16>& out, const ChunkTask& task,
                    const ChunkScratch& scratch, ChunkTeam* team = nullptr, int64_t member = 0);
 void chunk_backward(const ChunkInputs<float>& in, const ChunkGradients<float>& grad, const ChunkTask& task,
-                    const ChunkScratch& scratch);
+                    const ChunkScratch& scratch, ChunkTeam* team = nullptr, int64_t member = 0);
 void chunk_backward(const ChunkInputs<c10::BFloat16>& in, const ChunkGradients<c10::BFloat16>& grad,
-                    const ChunkTask& task, const ChunkScratch& scratch);
+                    const ChunkTask& task, const ChunkScratch& scratch, ChunkTeam* team = nullptr, int64_t member = 0);
 
 }  // namespace furlong::kda

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "furlong/ops/kda/cpu/team.h"
+
 namespace furlong::kda {
 
 ChunkMemory::ChunkMemory(int64_t K, int64_t V, bool gradient) {
@@ -37,7 +39,7 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   take(s.product, 2 * R * V);
   if (!gradient) return;
   take(s.d_scores, scores);
-  for (float** rows : {&s.d_out, &s.d_written, &s.d_v}) take(*rows, R * V);
+  for (float** rows : {&s.d_written, &s.d_v}) take(*rows, R * V);
   take(s.residual, 2 * R * V);
   take(s.d_state, kMostTaskHeads * K * V);
   take(s.state_turned, K * V);
@@ -47,6 +49,48 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   take(s.d_beta, R);
   take(s.d_diagonal, R);
   take(s.end_sum, K);
+}
+
+ChunkTeam::ChunkTeam(int64_t K, int64_t V, int64_t members, bool gradient)
+    : K_(K), V_(V), members_(members), gradient_(gradient), barrier_(members) {
+  ChunkScratch unplaced = {};
+  const int64_t all_slots = slots() * place(unplaced, nullptr), states = gradient ? (chunks() + 1) * K * V : 0;
+  memory_ = hwy::AllocateAligned<float>(all_slots + states);
+  d_states_ = memory_.get() + all_slots;
+  pairwise_ = std::make_unique<bool[]>(slots() * kMaxBlocks);
+}
+
+ChunkScratch ChunkTeam::at(ChunkScratch s, int64_t chunk) const {
+  const int64_t slot = chunk % slots();
+  ChunkScratch unplaced = {};
+  place(s, memory_.get() + slot * place(unplaced, nullptr));
+  if (!gradient_) return s;
+  s.pairwise = pairwise_.get() + slot * kMaxBlocks;
+  s.d_state = d_state(chunk);
+  return s;
+}
+
+/// Points `s` into a slot; returns the floats of one.
+int64_t ChunkTeam::place(ChunkScratch& s, float* slot) const {
+  const int64_t K = K_, V = V_, R = kChunkRows, stack = ChunkScratch::packed_rows(kMaxBlocks);
+  int64_t used = 0;
+  const auto take = [&](float*& pointer, int64_t floats) {
+    pointer = slot == nullptr ? nullptr : slot + used;
+    used += round_up(floats, 16);
+  };
+  take(s.from_start, 2 * R * K);
+  take(s.at_end, R * K);
+  take(s.all_scores, kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride);
+  take(s.whole, K);
+  take(s.beta, R);
+  if (!gradient_) return used;
+  take(s.residual, 2 * R * V);
+  for (float** rows : {&s.d_written, &s.d_v}) take(*rows, R * V);
+  for (float** rows : {&s.q, &s.k, &s.row, &s.to_end}) take(*rows, R * K);
+  for (float** triangle : {&s.columns, &s.rights}) take(*triangle, stack * K);
+  take(s.lefts, 2 * R * K);
+  take(s.start, kMaxBlocks * K);
+  return used;
 }
 
 }  // namespace furlong::kda

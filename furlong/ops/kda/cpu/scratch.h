@@ -31,7 +31,8 @@ struct ChunkScratch {
 
   // Gradient only.
   float* d_scores;                        // as all_scores
-  float *d_out, *d_written, *residual;    // [R, V], [R, V], [2R, V]
+  float *d_written, *residual;            // [R, V], [2R, V], the upper half of residual is d_out
+  const float* entering;                  // the entering state [K, V], in place where it was kept
   float *d_state, *state_turned;          // [K, V] for each head of a task, [V, K]
   float *d_from_start, *d_at_end;         // [2R, K], [R, K]
   float *d_left, *d_right;                // [32, K], [R, K]
@@ -43,6 +44,13 @@ struct ChunkScratch {
     ChunkScratch s = *this;
     s.state += i * K * V;
     if (s.d_state != nullptr) s.d_state += i * K * V;
+    return s;
+  }
+
+  /// The same memory from a value column on, as far as the walk of the gradient uses it.
+  ChunkScratch from_value(int64_t column) const {
+    ChunkScratch s = *this;
+    for (float** rows : {&s.d_state, &s.d_written, &s.d_v, &s.residual}) *rows += column;
     return s;
   }
 
