@@ -362,45 +362,48 @@ HWY_INLINE void retreat_alone(const kda::ChunkInputs<T>& in, const kda::ChunkGra
   }
 }
 
-/// The same by a team. Chunks are counted from the last one. Every member walks a segment on its strip of columns and
-/// then finishes its own chunks.
+/// The same by a team. Chunks are counted from the last one.
 template <typename T>
 HWY_INLINE void retreat_together(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
                                  const kda::ChunkTask& task, const ChunkScratch& scratch, kda::ChunkTeam& team,
                                  int64_t member) {
-  const int64_t chunks = num_chunks(in, task), strip = kda::round_up(task.num_values, kBlockRows);
+  const int64_t chunks = num_chunks(in, task), members = team.members();
+  const int64_t strip = kda::round_up(task.num_values, kBlockRows);
+  RowPrefetch inputs, kept;
   const auto place_of = [&](int64_t chunk) { return chunk_place(in, task, chunks - 1 - chunk); };
-  const auto for_own = [&](int64_t segment, const auto& visit) {
-    const int64_t first = segment + member * kda::ChunkTeam::kChunksPerMember;
-    for (int64_t chunk = first; chunk < std::min(first + kda::ChunkTeam::kChunksPerMember, chunks); ++chunk) {
-      visit(chunk);
-    }
+  const auto make = [&](int64_t chunk) HWY_ATTR {
+    load_chunk(in, grad, task, place_of(chunk), team.unshared(scratch, chunk));
+    team.share(scratch, chunk);
+    team.set_made(member);
   };
-  const auto load = [&](int64_t chunk)
-                        HWY_ATTR { load_chunk(in, grad, task, place_of(chunk), team.at(scratch, chunk)); };
-  for_own(0, load);
+  const auto finish = [&](int64_t chunk) HWY_ATTR {
+    team.wait_walked(chunk);
+    finish_chunk(in, grad, task, place_of(chunk), team.at(scratch, chunk), inputs);
+  };
   if (member == 0) load_final(in, grad, task, scratch, team.d_state(0));
-  team.wait();
-  for (int64_t segment = 0; segment < chunks; segment += team.chunks()) {
-    RowPrefetch for_finish, for_load;
-    for_own(segment, [&](int64_t chunk) { prefetch_kept(in, grad, task, place_of(chunk), for_finish); });
-    for_own(segment + team.chunks(),
-            [&](int64_t chunk) { prefetch_inputs(in, grad, task, place_of(chunk), for_load); });
-    const auto between = [&] { for_finish.some(kBytesAhead); };
-    for (int64_t chunk = segment; chunk < std::min(segment + team.chunks(), chunks); ++chunk) {
-      const ChunkScratch s = team.at(scratch, chunk).from_value(task.first_value);
-      const int64_t blocks = place_of(chunk).blocks;
-      value_gradients(s, blocks, strip, between);
-      move_gradient(s, blocks, strip, team.d_state(chunk + 1) + task.first_value, between);
-    }
-    team.wait();
-    for_own(segment, [&](int64_t chunk) HWY_ATTR {
-      finish_chunk(in, grad, task, place_of(chunk), team.at(scratch, chunk), for_load);
-    });
-    for_own(segment + team.chunks(), load);
-    team.wait();
+  for (int64_t chunk = member; chunk < std::min(2 * members, chunks); chunk += members) make(chunk);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const ChunkScratch s = team.at(scratch, chunk).from_value(task.first_value);
+    const int64_t blocks = place_of(chunk).blocks;
+    const auto between = [&] { kept.some(kBytesAhead); };
+    team.wait_made(chunk);
+    value_gradients(s, blocks, strip, between);
+    move_gradient(s, blocks, strip, team.d_state(chunk + 1) + task.first_value, between);
+    team.set_walked(member);
+    if (chunk % members != member) continue;
+    kept = inputs = {};
+    prefetch_kept(in, grad, task, place_of(chunk), kept);
+    if (chunk + 2 * members < chunks) prefetch_inputs(in, grad, task, place_of(chunk + 2 * members), inputs);
+    if (chunk >= members) finish(chunk - members);
+    if (chunk + 2 * members < chunks) make(chunk + 2 * members);  // in the slot of the one just finished
   }
-  if (member == 0) store_initial(in, grad, task, scratch, team.d_state(chunks));
+  for (int64_t chunk = std::max<int64_t>(chunks - members, 0); chunk < chunks; ++chunk) {
+    if (chunk % members == member) finish(chunk);
+  }
+  if (member == 0) {
+    team.wait_walked(chunks - 1);
+    store_initial(in, grad, task, scratch, team.d_state(chunks));
+  }
 }
 
 template <typename T>

@@ -40,9 +40,9 @@ HWY_INLINE void advance_chunk(const ChunkScratch& s, int64_t blocks, const Betwe
 }
 
 /// One chunk whose keys are loaded, from its values to its output.
-template <typename T>
+template <typename T, typename Between>
 HWY_INLINE void walk_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkOutputs<T>& out, const kda::ChunkTask& task,
-                           int64_t first, int64_t rows, const ChunkScratch& s, RowPrefetch& ahead) {
+                           int64_t first, int64_t rows, const ChunkScratch& s, const Between& between) {
   const int64_t K = in.size.key_size, V = in.size.value_size, h = task.head, blocks = row_blocks(rows);
   const int64_t chunk = in.first_chunks[task.sequence] + (first - in.offsets[task.sequence]) / kda::kChunkRows;
   float* kept =
@@ -53,7 +53,7 @@ HWY_INLINE void walk_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkOutput
   if (rows <= kRecurrentRows) {
     recur(in, h, first, rows, s);
   } else {
-    advance_chunk(s, blocks, [&] { ahead.some(kBytesAhead); });
+    advance_chunk(s, blocks, between);
   }
   store_rows(s.product, s.V, rows, task.num_values, out.out.at(first, h) + task.first_value, out.out.token_stride);
   if (kept != nullptr) stream_rows(s.correction, s.V, rows, task.num_values, kept + K * V, V);
@@ -85,42 +85,48 @@ HWY_INLINE void walk_alone(const kda::ChunkInputs<T>& in, const kda::ChunkOutput
       }
       const ChunkScratch of_head = s.of_head(i);
       if (rows > kRecurrentRows) load_keys(in, own.head, first, rows, of_head);
-      walk_chunk(in, out, own, first, rows, of_head, ahead);
+      walk_chunk(in, out, own, first, rows, of_head, [&] { ahead.some(kBytesAhead); });
     }
   }
 }
 
-/// The same on a strip of columns, the keys of a segment's chunks being shared out among the members.
+/// The same on a strip of columns, the keys being made by the members in turn.
 template <typename T>
 HWY_INLINE void walk_together(const kda::ChunkInputs<T>& in, const kda::ChunkOutputs<T>& out,
                               const kda::ChunkTask& task, const ChunkScratch& s, kda::ChunkTeam& team, int64_t member) {
-  constexpr int64_t kOwn = kda::ChunkTeam::kChunksPerMember;
-  const int64_t begin = in.offsets[task.sequence], end = in.offsets[task.sequence + 1];
-  const int64_t segment_rows = team.chunks() * kda::kChunkRows;
-  const auto first_of = [&](int64_t segment, int64_t chunk) {
-    return begin + segment * segment_rows + chunk * kda::kChunkRows;
-  };
-  const auto prepare = [&](int64_t segment) HWY_ATTR {
-    for (int64_t chunk = member * kOwn; chunk < (member + 1) * kOwn; ++chunk) {
-      const int64_t first = first_of(segment, chunk), rows = std::min(kda::kChunkRows, end - first);
-      if (rows > kRecurrentRows) load_keys(in, task.head, first, rows, team.at(s, segment * team.chunks() + chunk));
+  const int64_t begin = in.offsets[task.sequence], end = in.offsets[task.sequence + 1], members = team.members();
+  const auto first_of = [&](int64_t chunk) { return begin + chunk * kda::kChunkRows; };
+  const auto rows_of_chunk = [&](int64_t chunk) { return std::min(kda::kChunkRows, end - first_of(chunk)); };
+  const auto make = [&](int64_t chunk) HWY_ATTR {
+    if (rows_of_chunk(chunk) > kRecurrentRows) {
+      load_keys(in, task.head, first_of(chunk), rows_of_chunk(chunk), s);
+      team.share(s, chunk);
     }
+    team.set_made(member);
   };
-  prepare(0);
-  team.wait();
-  for (int64_t segment = 0; first_of(segment, 0) < end; ++segment) {
-    RowPrefetch ahead;
-    const auto left = [&](int64_t first, int64_t rows) { return std::clamp<int64_t>(end - first, 0, rows); };
-    const int64_t own = first_of(segment + 1, member * kOwn), next = first_of(segment + 1, 0);
-    if (own < end) ahead.add_keys(in, task.head, own, left(own, kOwn * kda::kChunkRows));
-    if (next < end) prefetch_values(in, out, task, next, left(next, segment_rows), ahead);
-    for (int64_t chunk = 0; chunk < team.chunks() && first_of(segment, chunk) < end; ++chunk) {
-      const int64_t first = first_of(segment, chunk), rows = left(first, kda::kChunkRows);
-      walk_chunk(in, out, task, first, rows, rows > kRecurrentRows ? team.at(s, segment * team.chunks() + chunk) : s,
-                 ahead);
+  for (int64_t chunk = member; chunk < 2 * members && first_of(chunk) < end; chunk += members) make(chunk);
+  RowPrefetch keys;
+  for (int64_t chunk = 0; first_of(chunk) < end; ++chunk) {
+    RowPrefetch values;
+    if (first_of(chunk + 1) < end) {
+      prefetch_values(in, out, task, first_of(chunk + 1), rows_of_chunk(chunk + 1), values);
     }
-    if (next < end) prepare(segment + 1);
-    team.wait();
+    const int64_t rows = rows_of_chunk(chunk);
+    team.wait_made(chunk);
+    walk_chunk(in, out, task, first_of(chunk), rows, rows > kRecurrentRows ? team.at(s, chunk) : s, [&] {
+      values.some(kBytesAhead);
+      keys.some(kBytesAhead);
+    });
+    team.set_walked(member);
+    if (chunk % members != member) continue;
+    if (const int64_t next = chunk + 2 * members; first_of(next) < end) {
+      if (chunk >= members) team.wait_walked(chunk - members);  // which left its slot to the next
+      make(next);
+    }
+    keys = {};
+    if (const int64_t later = chunk + 3 * members; first_of(later) < end) {
+      keys.add_keys(in, task.head, first_of(later), rows_of_chunk(later));
+    }
   }
 }
 

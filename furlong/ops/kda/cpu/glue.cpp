@@ -134,6 +134,7 @@ std::vector<std::unique_ptr<ChunkTeam>>& team_memory(const ChunkSizes& size, con
     if (team == nullptr || !team->fits(K, V, plan.strips)) {
       team = std::make_unique<ChunkTeam>(K, V, plan.strips, gradient);
     }
+    team->reset();
   }
   return teams;
 }

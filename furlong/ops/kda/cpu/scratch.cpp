@@ -6,6 +6,10 @@
 
 namespace furlong::kda {
 
+namespace {
+constexpr int64_t kScoreFloats = kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride;
+}
+
 ChunkMemory::ChunkMemory(int64_t K, int64_t V, bool gradient) {
   scratch_.K = K;
   scratch_.V = V;
@@ -19,7 +23,6 @@ ChunkMemory::ChunkMemory(int64_t K, int64_t V, bool gradient) {
 
 void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   const int64_t K = scratch_.K, V = scratch_.V, R = kChunkRows, stack = ChunkScratch::packed_rows(kMaxBlocks);
-  const int64_t scores = kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride;
   const auto take = [&](float*& pointer, int64_t floats) {
     pointer = base == nullptr ? nullptr : base + used;
     used += round_up(floats, 16);
@@ -34,11 +37,11 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   take(s.lefts, 2 * R * K);
   take(s.from_start, 2 * R * K);
   take(s.turned, std::max({R * K, R * V, K * V}));
-  take(s.all_scores, scores);
+  take(s.all_scores, kScoreFloats);
   take(s.state, kMostTaskHeads * K * V);
   take(s.product, 2 * R * V);
   if (!gradient) return;
-  take(s.d_scores, scores);
+  take(s.d_scores, kScoreFloats);
   for (float** rows : {&s.d_written, &s.d_v}) take(*rows, R * V);
   take(s.residual, 2 * R * V);
   take(s.d_state, kMostTaskHeads * K * V);
@@ -52,22 +55,49 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
 }
 
 ChunkTeam::ChunkTeam(int64_t K, int64_t V, int64_t members, bool gradient)
-    : K_(K), V_(V), members_(members), gradient_(gradient), barrier_(members) {
+    : K_(K), V_(V), members_(members), gradient_(gradient) {
   ChunkScratch unplaced = {};
-  const int64_t all_slots = slots() * place(unplaced, nullptr), states = gradient ? (chunks() + 1) * K * V : 0;
-  memory_ = hwy::AllocateAligned<float>(all_slots + states);
-  d_states_ = memory_.get() + all_slots;
+  slot_floats_ = place(unplaced, nullptr);
+  memory_ = hwy::AllocateAligned<float>(slots() * slot_floats_ + (gradient ? (slots() + 1) * K * V : 0));
+  d_states_ = memory_.get() + slots() * slot_floats_;
   pairwise_ = std::make_unique<bool[]>(slots() * kMaxBlocks);
+  made_ = std::make_unique<Progress[]>(members);
+  walked_ = std::make_unique<Progress[]>(members);
+}
+
+void ChunkTeam::reset() {
+  for (int64_t member = 0; member < members_; ++member) {
+    made_[member].reset();
+    walked_[member].reset();
+  }
 }
 
 ChunkScratch ChunkTeam::at(ChunkScratch s, int64_t chunk) const {
   const int64_t slot = chunk % slots();
-  ChunkScratch unplaced = {};
-  place(s, memory_.get() + slot * place(unplaced, nullptr));
+  place(s, memory_.get() + slot * slot_floats_);
   if (!gradient_) return s;
   s.pairwise = pairwise_.get() + slot * kMaxBlocks;
   s.d_state = d_state(chunk);
   return s;
+}
+
+ChunkScratch ChunkTeam::unshared(const ChunkScratch& s, int64_t chunk) const {
+  ChunkScratch own = at(s, chunk);
+  own.from_start = s.from_start;
+  own.at_end = s.at_end;
+  own.all_scores = s.all_scores;
+  own.whole = s.whole;
+  own.beta = s.beta;
+  return own;
+}
+
+void ChunkTeam::share(const ChunkScratch& s, int64_t chunk) const {
+  const ChunkScratch to = at(s, chunk);
+  std::copy_n(s.from_start, 2 * kChunkRows * K_, to.from_start);
+  std::copy_n(s.at_end, kChunkRows * K_, to.at_end);
+  std::copy_n(s.all_scores, kScoreFloats, to.all_scores);
+  std::copy_n(s.whole, K_, to.whole);
+  std::copy_n(s.beta, kChunkRows, to.beta);
 }
 
 /// Points `s` into a slot; returns the floats of one.
@@ -80,13 +110,13 @@ int64_t ChunkTeam::place(ChunkScratch& s, float* slot) const {
   };
   take(s.from_start, 2 * R * K);
   take(s.at_end, R * K);
-  take(s.all_scores, kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride);
+  take(s.all_scores, kScoreFloats);
   take(s.whole, K);
   take(s.beta, R);
   if (!gradient_) return used;
   take(s.residual, 2 * R * V);
   for (float** rows : {&s.d_written, &s.d_v}) take(*rows, R * V);
-  for (float** rows : {&s.q, &s.k, &s.row, &s.to_end}) take(*rows, R * K);
+  for (float** rows : {&s.q, &s.k, &s.g, &s.row, &s.to_end}) take(*rows, R * K);
   for (float** triangle : {&s.columns, &s.rights}) take(*triangle, stack * K);
   take(s.lefts, 2 * R * K);
   take(s.start, kMaxBlocks * K);

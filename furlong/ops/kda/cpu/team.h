@@ -12,64 +12,72 @@
 
 namespace furlong::kda {
 
-/// For members that arrive within microseconds of one another: spins for about as long as it takes to wake a sleeping
+/// A number that one thread raises and others wait for. Waiting spins for about as long as it takes to wake a sleeping
 /// thread, then sleeps.
-class TeamBarrier {
+class alignas(64) Progress {
  public:
-  explicit TeamBarrier(int64_t members) : members_(members), missing_(members) {}
-
-  void wait() {
-    const uint32_t round = round_.load(std::memory_order_relaxed);
-    if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      missing_.store(members_, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      round_.notify_all();
-      return;
-    }
+  void reset() { count_.store(0, std::memory_order_relaxed); }
+  /// Publishes what this thread has written so far. The full order keeps a waiter from going to sleep unseen.
+  void raise() {
+    count_.fetch_add(1);
+    count_.notify_all();
+  }
+  void wait_for(int64_t least) const {
     for (int spins = 0; spins < kSpins; ++spins) {
-      if (round_.load(std::memory_order_acquire) != round) return;
+      if (count_.load(std::memory_order_acquire) >= least) return;
       hwy::Pause();
     }
-    round_.wait(round, std::memory_order_acquire);
+    for (uint32_t now; (now = count_.load()) < least;) count_.wait(now);
   }
 
  private:
   static constexpr int kSpins = 2000;
 
-  const int64_t members_;
-  alignas(64) std::atomic<int64_t> missing_;
-  alignas(64) std::atomic<uint32_t> round_{0};
+  std::atomic<uint32_t> count_{0};
 };
 
-/// A segment is what the team does between two rounds of waiting: some chunks of each member. Chunks are counted in the
-/// order of the walk. Slots hold what members read of one another's chunks: in the forward two segments, one being read
-/// and one being made; in the gradient one.
+/// Chunks are counted in the order of the walk and belong to the members in turn. A chunk is made by its owner, two
+/// rounds of chunks ahead, then walked by all, and in the gradient finished by its owner, a round behind: members may
+/// run a round apart before one of them waits. Slots hold what is shared of a chunk, and in the gradient what its owner
+/// keeps until it is finished.
 class ChunkTeam {
  public:
-  static constexpr int64_t kChunksPerMember = 2;
-
   ChunkTeam(int64_t K, int64_t V, int64_t members, bool gradient);
 
   bool fits(int64_t K, int64_t V, int64_t members) const { return K == K_ && V == V_ && members == members_; }
-  /// Of a segment.
-  int64_t chunks() const { return members_ * kChunksPerMember; }
-  void wait() { barrier_.wait(); }
+  /// Before the members start.
+  void reset();
 
-  /// `s` with what members share of a chunk in the team's memory.
+  int64_t members() const { return members_; }
+  void set_made(int64_t member) { made_[member].raise(); }
+  void set_walked(int64_t member) { walked_[member].raise(); }
+  void wait_made(int64_t chunk) const { made_[chunk % members_].wait_for(chunk / members_ + 1); }
+  void wait_walked(int64_t chunk) const {
+    for (int64_t member = 0; member < members_; ++member) walked_[member].wait_for(chunk + 1);
+  }
+
+  /// `s` with a chunk's part in the team's memory.
   ChunkScratch at(ChunkScratch s, int64_t chunk) const;
+  /// The same for its owner, who makes what others read of the keys in `s`: stores that go back and forth between lines
+  /// which another core holds take three times as long as one copy.
+  ChunkScratch unshared(const ChunkScratch& s, int64_t chunk) const;
+  void share(const ChunkScratch& s, int64_t chunk) const;
   /// d_state at the chunk's end; that of the next chunk is where the walk leaves it.
-  float* d_state(int64_t chunk) const { return d_states_ + chunk % (chunks() + 1) * K_ * V_; }
+  float* d_state(int64_t chunk) const { return d_states_ + chunk % (slots() + 1) * K_ * V_; }
 
  private:
-  int64_t slots() const { return gradient_ ? chunks() : 2 * chunks(); }
+  static constexpr int64_t kRounds = 3;
+
+  int64_t slots() const { return kRounds * members_; }
   int64_t place(ChunkScratch& s, float* slot) const;
 
   int64_t K_, V_, members_;
   bool gradient_;
-  TeamBarrier barrier_;
+  int64_t slot_floats_;
   hwy::AlignedFreeUniquePtr<float[]> memory_;
-  float* d_states_ = nullptr;
+  float* d_states_;
   std::unique_ptr<bool[]> pairwise_;
+  std::unique_ptr<Progress[]> made_, walked_;  // of each member, in chunks
 };
 
 }  // namespace furlong::kda
