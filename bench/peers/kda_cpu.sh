@@ -33,7 +33,8 @@ if [ ! -x "$cache/ggml_kda" ] || [ bench/peers/ggml_kda.cpp -nt "$cache/ggml_kda
     tar xzf "$cache"/llama_cpp_python-*.tar.gz -C "$cache" --strip-components=4 --wildcards '*/vendor/llama.cpp/ggml/*'
     touch "$cache/ggml.pc.in"  # its CMake wants one, the distribution lacks it
     cmake -S "$cache" -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS="-O3 -march=native" \
-      -DCMAKE_CXX_FLAGS="-O3 -march=native" -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON >"$cache/build.log"
+      -DCMAKE_CXX_FLAGS="-O3 -march=native" -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON \
+      -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF >"$cache/build.log"
     cmake --build "$cache/build" -j "${JOBS:-1}" >>"$cache/build.log"
   fi
   g++ -std=c++20 -O3 -march=native -fopenmp -I"$cache/include" bench/peers/ggml_kda.cpp -o "$cache/ggml_kda" \

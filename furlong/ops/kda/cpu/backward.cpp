@@ -373,7 +373,7 @@ HWY_INLINE void retreat_together(const kda::ChunkInputs<T>& in, const kda::Chunk
   const auto place_of = [&](int64_t chunk) { return chunk_place(in, task, chunks - 1 - chunk); };
   const auto make = [&](int64_t chunk) HWY_ATTR {
     load_chunk(in, grad, task, place_of(chunk), team.unshared(scratch, chunk));
-    team.share(scratch, chunk);
+    share_keys(team, scratch, chunk);
     team.set_made(member);
   };
   const auto finish = [&](int64_t chunk) HWY_ATTR {
@@ -385,7 +385,12 @@ HWY_INLINE void retreat_together(const kda::ChunkInputs<T>& in, const kda::Chunk
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const ChunkScratch s = team.at(scratch, chunk).from_value(task.first_value);
     const int64_t blocks = place_of(chunk).blocks;
-    const auto between = [&] { kept.some(kBytesAhead); };
+    RowPrefetch next;
+    if (chunk + 1 < chunks) prefetch_shared(team, scratch, chunk + 1, next);
+    const auto between = [&] {
+      next.some(kBytesAhead);
+      kept.some(kBytesAhead);
+    };
     team.wait_made(chunk);
     value_gradients(s, blocks, strip, between);
     move_gradient(s, blocks, strip, team.d_state(chunk + 1) + task.first_value, between);

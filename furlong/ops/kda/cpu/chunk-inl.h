@@ -24,6 +24,7 @@
 #include "furlong/ops/common/small_gemm-inl.h"
 #include "furlong/ops/kda/cpu/args.h"
 #include "furlong/ops/kda/cpu/scratch.h"
+#include "furlong/ops/kda/cpu/team.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -332,6 +333,25 @@ HWY_INLINE void load_keys(const kda::ChunkInputs<T>& in, int64_t h, int64_t firs
   decay_factors(s, blocks);
   decayed_inputs(s, blocks, scale);
   chunk_scores(s, blocks, scale);
+}
+
+/// Hands what load_keys made in `s` to the team. Past the caches: another core holds the lines of the slot, and to take
+/// each of them from it costs more than to fetch them from memory in good time, which prefetch_shared does.
+HWY_INLINE void share_keys(const kda::ChunkTeam& team, const ChunkScratch& s, int64_t chunk) {
+  const ChunkScratch to = team.at(s, chunk);
+  stream_rows(s.from_start, s.K, 2 * kda::kChunkRows, s.K, to.from_start, s.K);
+  stream_rows(s.at_end, s.K, kda::kChunkRows, s.K, to.at_end, s.K);
+  stream_rows(s.all_scores, s.score_stride, s.score_rows, s.score_stride, to.all_scores, s.score_stride);
+  stream_rows(s.whole, s.K, 1, s.K, to.whole, s.K);
+  stream_rows(s.beta, kda::kChunkRows, 1, kda::kChunkRows, to.beta, kda::kChunkRows);
+  hwy::FlushStream();
+}
+
+HWY_INLINE void prefetch_shared(const kda::ChunkTeam& team, const ChunkScratch& s, int64_t chunk, RowPrefetch& ahead) {
+  const ChunkScratch from = team.at(s, chunk);
+  ahead.add(from.from_start, s.K, 2 * kda::kChunkRows, s.K);
+  ahead.add(from.at_end, s.K, kda::kChunkRows, s.K);
+  ahead.add(from.all_scores, s.score_stride, s.score_rows, s.score_stride);
 }
 
 }  // namespace furlong::HWY_NAMESPACE

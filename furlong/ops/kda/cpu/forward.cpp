@@ -100,32 +100,33 @@ HWY_INLINE void walk_together(const kda::ChunkInputs<T>& in, const kda::ChunkOut
   const auto make = [&](int64_t chunk) HWY_ATTR {
     if (rows_of_chunk(chunk) > kRecurrentRows) {
       load_keys(in, task.head, first_of(chunk), rows_of_chunk(chunk), s);
-      team.share(s, chunk);
+      share_keys(team, s, chunk);
     }
     team.set_made(member);
   };
   for (int64_t chunk = member; chunk < 2 * members && first_of(chunk) < end; chunk += members) make(chunk);
   RowPrefetch keys;
   for (int64_t chunk = 0; first_of(chunk) < end; ++chunk) {
-    RowPrefetch values;
+    RowPrefetch next;
     if (first_of(chunk + 1) < end) {
-      prefetch_values(in, out, task, first_of(chunk + 1), rows_of_chunk(chunk + 1), values);
+      prefetch_values(in, out, task, first_of(chunk + 1), rows_of_chunk(chunk + 1), next);
+      prefetch_shared(team, s, chunk + 1, next);
     }
     const int64_t rows = rows_of_chunk(chunk);
     team.wait_made(chunk);
     walk_chunk(in, out, task, first_of(chunk), rows, rows > kRecurrentRows ? team.at(s, chunk) : s, [&] {
-      values.some(kBytesAhead);
+      next.some(2 * kBytesAhead);
       keys.some(kBytesAhead);
     });
     team.set_walked(member);
     if (chunk % members != member) continue;
-    if (const int64_t next = chunk + 2 * members; first_of(next) < end) {
-      if (chunk >= members) team.wait_walked(chunk - members);  // which left its slot to the next
-      make(next);
+    if (const int64_t own = chunk + 2 * members; first_of(own) < end) {
+      if (chunk >= members) team.wait_walked(chunk - members);  // it leaves its slot
+      make(own);
     }
     keys = {};
-    if (const int64_t later = chunk + 3 * members; first_of(later) < end) {
-      keys.add_keys(in, task.head, first_of(later), rows_of_chunk(later));
+    if (const int64_t own = chunk + 3 * members; first_of(own) < end) {
+      keys.add_keys(in, task.head, first_of(own), rows_of_chunk(own));
     }
   }
 }

@@ -6,10 +6,6 @@
 
 namespace furlong::kda {
 
-namespace {
-constexpr int64_t kScoreFloats = kMaxBlocks * 2 * kBlockRows * ChunkScratch::score_stride;
-}
-
 ChunkMemory::ChunkMemory(int64_t K, int64_t V, bool gradient) {
   scratch_.K = K;
   scratch_.V = V;
@@ -37,11 +33,11 @@ void ChunkMemory::carve(float* base, int64_t& used, bool gradient) {
   take(s.lefts, 2 * R * K);
   take(s.from_start, 2 * R * K);
   take(s.turned, std::max({R * K, R * V, K * V}));
-  take(s.all_scores, kScoreFloats);
+  take(s.all_scores, ChunkScratch::score_rows * ChunkScratch::score_stride);
   take(s.state, kMostTaskHeads * K * V);
   take(s.product, 2 * R * V);
   if (!gradient) return;
-  take(s.d_scores, kScoreFloats);
+  take(s.d_scores, ChunkScratch::score_rows * ChunkScratch::score_stride);
   for (float** rows : {&s.d_written, &s.d_v}) take(*rows, R * V);
   take(s.residual, 2 * R * V);
   take(s.d_state, kMostTaskHeads * K * V);
@@ -91,15 +87,6 @@ ChunkScratch ChunkTeam::unshared(const ChunkScratch& s, int64_t chunk) const {
   return own;
 }
 
-void ChunkTeam::share(const ChunkScratch& s, int64_t chunk) const {
-  const ChunkScratch to = at(s, chunk);
-  std::copy_n(s.from_start, 2 * kChunkRows * K_, to.from_start);
-  std::copy_n(s.at_end, kChunkRows * K_, to.at_end);
-  std::copy_n(s.all_scores, kScoreFloats, to.all_scores);
-  std::copy_n(s.whole, K_, to.whole);
-  std::copy_n(s.beta, kChunkRows, to.beta);
-}
-
 /// Points `s` into a slot; returns the floats of one.
 int64_t ChunkTeam::place(ChunkScratch& s, float* slot) const {
   const int64_t K = K_, V = V_, R = kChunkRows, stack = ChunkScratch::packed_rows(kMaxBlocks);
@@ -110,7 +97,7 @@ int64_t ChunkTeam::place(ChunkScratch& s, float* slot) const {
   };
   take(s.from_start, 2 * R * K);
   take(s.at_end, R * K);
-  take(s.all_scores, kScoreFloats);
+  take(s.all_scores, ChunkScratch::score_rows * ChunkScratch::score_stride);
   take(s.whole, K);
   take(s.beta, R);
   if (!gradient_) return used;

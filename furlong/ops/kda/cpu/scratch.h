@@ -12,7 +12,7 @@ namespace furlong::kda {
 
 struct ChunkScratch {
   int64_t K, V;
-  static constexpr int64_t score_stride = kChunkRows;
+  static constexpr int64_t score_stride = kChunkRows, score_rows = kMaxBlocks * 2 * kBlockRows;
 
   float *q, *k, *v, *g, *beta;       // [R, K], [R, K], [R, V], [R, K], [R]
   float *row, *to_end;               // [R, K]

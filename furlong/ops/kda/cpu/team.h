@@ -58,10 +58,8 @@ class ChunkTeam {
 
   /// `s` with a chunk's part in the team's memory.
   ChunkScratch at(ChunkScratch s, int64_t chunk) const;
-  /// The same for its owner, who makes what others read of the keys in `s`: stores that go back and forth between lines
-  /// which another core holds take three times as long as one copy.
+  /// The same for its owner while it makes the chunk: what others will read of it is still that of `s`.
   ChunkScratch unshared(const ChunkScratch& s, int64_t chunk) const;
-  void share(const ChunkScratch& s, int64_t chunk) const;
   /// d_state at the chunk's end; that of the next chunk is where the walk leaves it.
   float* d_state(int64_t chunk) const { return d_states_ + chunk % (slots() + 1) * K_ * V_; }
 
