@@ -272,10 +272,10 @@ HWY_INLINE void prefetch_kept(const kda::ChunkInputs<T>& in, const kda::ChunkGra
   ahead.add(grad.d_decay_log.at(at.first, h), grad.d_decay_log.token_stride, at.rows, K);
 }
 
-template <typename T>
+template <bool kShared = false, typename T>
 HWY_INLINE void load_chunk(const kda::ChunkInputs<T>& in, const kda::ChunkGradients<T>& grad,
                            const kda::ChunkTask& task, const ChunkPlace& at, const ChunkScratch& s) {
-  load_keys(in, task.head, at.first, at.rows, s);
+  load_keys<kShared>(in, task.head, at.first, at.rows, s);
   load_rows(grad.d_out.at(at.first, task.head), grad.d_out.token_stride, at.rows, in.size.value_size, s.residual,
             at.blocks * kBlockRows, s.V);
 }
@@ -372,7 +372,7 @@ HWY_INLINE void retreat_together(const kda::ChunkInputs<T>& in, const kda::Chunk
   RowPrefetch inputs, kept;
   const auto place_of = [&](int64_t chunk) { return chunk_place(in, task, chunks - 1 - chunk); };
   const auto make = [&](int64_t chunk) HWY_ATTR {
-    load_chunk(in, grad, task, place_of(chunk), team.unshared(scratch, chunk));
+    load_chunk<true>(in, grad, task, place_of(chunk), team.unshared(scratch, chunk));
     share_keys(team, scratch, chunk);
     team.set_made(member);
   };

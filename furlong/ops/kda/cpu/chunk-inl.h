@@ -138,8 +138,17 @@ HWY_INLINE void decay_factors(const ChunkScratch& s, int64_t blocks) {
 /// q and k under their decays:
 ///   from_start [2R, K]: scale q exp(G), then k exp(G)      at_end [R, K]: k exp(G at the end - G)
 ///   left_I [32, K]: scale q row, then -k row                right_I [16 (I + 1), K]: k column
+/// With kShared the first two are for other cores and go past the caches, see share_keys.
+template <bool kShared>
 HWY_INLINE void decayed_inputs(const ChunkScratch& s, int64_t blocks, float scale) {
   const hn::ScalableTag<float> f32;
+  const auto put = [&](hn::Vec<decltype(f32)> x, float* to) HWY_ATTR {
+    if constexpr (kShared) {
+      hn::Stream(x, f32, to);
+    } else {
+      hn::StoreU(x, f32, to);
+    }
+  };
   const int64_t K = s.K, rows = blocks * kBlockRows;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t block = i / kBlockRows;
@@ -152,9 +161,9 @@ HWY_INLINE void decayed_inputs(const ChunkScratch& s, int64_t blocks, float scal
       const auto k_row = hn::Mul(k, row);
       hn::StoreU(q_row, f32, left_q + d);
       hn::StoreU(hn::Neg(k_row), f32, left_k + d);
-      hn::StoreU(hn::Mul(q_row, start), f32, s.from_start + i * K + d);
-      hn::StoreU(hn::Mul(k_row, start), f32, s.from_start + (rows + i) * K + d);
-      hn::StoreU(hn::Mul(k, hn::LoadU(f32, s.to_end + i * K + d)), f32, s.at_end + i * K + d);
+      put(hn::Mul(q_row, start), s.from_start + i * K + d);
+      put(hn::Mul(k_row, start), s.from_start + (rows + i) * K + d);
+      put(hn::Mul(k, hn::LoadU(f32, s.to_end + i * K + d)), s.at_end + i * K + d);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {
@@ -321,7 +330,7 @@ inline int64_t row_blocks(int64_t rows) {
 }
 
 /// Rows of a chunk and what follows from them without values and state.
-template <typename T>
+template <bool kShared = false, typename T>
 HWY_INLINE void load_keys(const kda::ChunkInputs<T>& in, int64_t h, int64_t first, int64_t rows,
                           const ChunkScratch& s) {
   const int64_t blocks = row_blocks(rows), padded = blocks * kBlockRows;
@@ -331,16 +340,15 @@ HWY_INLINE void load_keys(const kda::ChunkInputs<T>& in, int64_t h, int64_t firs
   for (int64_t i = 0; i < padded; ++i) s.beta[i] = i < rows ? *in.beta.at(first + i, h) : 0.0f;
   const auto scale = static_cast<float>(in.size.scale);
   decay_factors(s, blocks);
-  decayed_inputs(s, blocks, scale);
+  decayed_inputs<kShared>(s, blocks, scale);
   chunk_scores(s, blocks, scale);
 }
 
-/// Hands what load_keys made in `s` to the team. Past the caches: another core holds the lines of the slot, and to take
-/// each of them from it costs more than to fetch them from memory in good time, which prefetch_shared does.
+/// Hands the keys of a chunk, made by load_keys in team.unshared(), to the team. Past the caches: another core holds
+/// the lines of the slot, and to take each of them from it costs more than to fetch them from memory in good time,
+/// which prefetch_shared does.
 HWY_INLINE void share_keys(const kda::ChunkTeam& team, const ChunkScratch& s, int64_t chunk) {
   const ChunkScratch to = team.at(s, chunk);
-  stream_rows(s.from_start, s.K, 2 * kda::kChunkRows, s.K, to.from_start, s.K);
-  stream_rows(s.at_end, s.K, kda::kChunkRows, s.K, to.at_end, s.K);
   stream_rows(s.all_scores, s.score_stride, s.score_rows, s.score_stride, to.all_scores, s.score_stride);
   stream_rows(s.whole, s.K, 1, s.K, to.whole, s.K);
   stream_rows(s.beta, kda::kChunkRows, 1, kda::kChunkRows, to.beta, kda::kChunkRows);

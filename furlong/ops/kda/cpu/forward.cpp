@@ -99,7 +99,7 @@ HWY_INLINE void walk_together(const kda::ChunkInputs<T>& in, const kda::ChunkOut
   const auto rows_of_chunk = [&](int64_t chunk) { return std::min(kda::kChunkRows, end - first_of(chunk)); };
   const auto make = [&](int64_t chunk) HWY_ATTR {
     if (rows_of_chunk(chunk) > kRecurrentRows) {
-      load_keys(in, task.head, first_of(chunk), rows_of_chunk(chunk), s);
+      load_keys<true>(in, task.head, first_of(chunk), rows_of_chunk(chunk), team.unshared(s, chunk));
       share_keys(team, s, chunk);
     }
     team.set_made(member);

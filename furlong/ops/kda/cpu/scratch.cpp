@@ -79,8 +79,6 @@ ChunkScratch ChunkTeam::at(ChunkScratch s, int64_t chunk) const {
 
 ChunkScratch ChunkTeam::unshared(const ChunkScratch& s, int64_t chunk) const {
   ChunkScratch own = at(s, chunk);
-  own.from_start = s.from_start;
-  own.at_end = s.at_end;
   own.all_scores = s.all_scores;
   own.whole = s.whole;
   own.beta = s.beta;

@@ -58,7 +58,7 @@ class ChunkTeam {
 
   /// `s` with a chunk's part in the team's memory.
   ChunkScratch at(ChunkScratch s, int64_t chunk) const;
-  /// The same for its owner while it makes the chunk: what others will read of it is still that of `s`.
+  /// The same for its owner while it makes the chunk: what it reads again while it does so is still that of `s`.
   ChunkScratch unshared(const ChunkScratch& s, int64_t chunk) const;
   /// d_state at the chunk's end; that of the next chunk is where the walk leaves it.
   float* d_state(int64_t chunk) const { return d_states_ + chunk % (slots() + 1) * K_ * V_; }
