@@ -150,20 +150,24 @@ HWY_INLINE void decayed_inputs(const ChunkScratch& s, int64_t blocks, float scal
     }
   };
   const int64_t K = s.K, rows = blocks * kBlockRows;
-  for (int64_t i = 0; i < rows; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {  // a row of each result at a time: streams prefer whole lines in a row
     const int64_t block = i / kBlockRows;
     float* left_q = s.left(block) + (i % kBlockRows) * K;
     float* left_k = left_q + kBlockRows * K;
+    const float* start = s.start + block * K;
     for (int64_t d = 0; d < K; d += hn::Lanes(f32)) {
-      const auto row = hn::LoadU(f32, s.row + i * K + d), start = hn::LoadU(f32, s.start + block * K + d);
-      const auto k = hn::LoadU(f32, s.k + i * K + d);
-      const auto q_row = hn::Mul(hn::Mul(hn::Set(f32, scale), hn::LoadU(f32, s.q + i * K + d)), row);
-      const auto k_row = hn::Mul(k, row);
+      const auto q = hn::Mul(hn::Set(f32, scale), hn::LoadU(f32, s.q + i * K + d));
+      const auto q_row = hn::Mul(q, hn::LoadU(f32, s.row + i * K + d));
       hn::StoreU(q_row, f32, left_q + d);
+      put(hn::Mul(q_row, hn::LoadU(f32, start + d)), s.from_start + i * K + d);
+    }
+    for (int64_t d = 0; d < K; d += hn::Lanes(f32)) {
+      const auto k_row = hn::Mul(hn::LoadU(f32, s.k + i * K + d), hn::LoadU(f32, s.row + i * K + d));
       hn::StoreU(hn::Neg(k_row), f32, left_k + d);
-      put(hn::Mul(q_row, start), s.from_start + i * K + d);
-      put(hn::Mul(k_row, start), s.from_start + (rows + i) * K + d);
-      put(hn::Mul(k, hn::LoadU(f32, s.to_end + i * K + d)), s.at_end + i * K + d);
+      put(hn::Mul(k_row, hn::LoadU(f32, start + d)), s.from_start + (rows + i) * K + d);
+    }
+    for (int64_t d = 0; d < K; d += hn::Lanes(f32)) {
+      put(hn::Mul(hn::LoadU(f32, s.k + i * K + d), hn::LoadU(f32, s.to_end + i * K + d)), s.at_end + i * K + d);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {
