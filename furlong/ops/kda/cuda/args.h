@@ -94,15 +94,13 @@ constexpr int64_t saved_rows_bound(int64_t tokens, int64_t sequences, int64_t ev
 }
 
 /// How many segments a sequence of `tokens` tokens is cut into, so that few heads still use the whole machine. Depends
-/// on nothing but its length and the heads: batch neighbours do not change a result's bits. With n segments the maps
-/// take (2 n - 3) heads blocks and the outputs n heads; the numbers fill 132 multiprocessors in one round each, or in
-/// two and one where that is less time.
+/// on nothing but its length and the heads: batch neighbours do not change a result's bits. A walk is a chain of some
+/// 0.5 us a chunk; 132 multiprocessors prepare some 50 chunks a us: from 12 heads down the chain would be longer. A
+/// split prepares most chunks twice, so two segments never pay.
 FURLONG_HOST_DEVICE constexpr int64_t split_segments(int64_t tokens, int64_t heads) {
-  if (tokens < 4096 || heads >= 44) return 1;
-  if (heads > 26) return 3;
-  if (heads > 18) return 4;
-  if (heads > 16) return 5;
-  return heads > 8 ? 8 : 16;
+  if (tokens < 4096 || heads > 12) return 1;
+  if (heads > 8) return 3;
+  return heads > 4 ? 5 : 16;
 }
 
 /// True if the tensor-core kernel takes these inputs (bf16, K = 128, V a multiple of 128, aligned); otherwise

@@ -1,12 +1,12 @@
 #pragma once
 
-// Shared memory and division of labour of the fused forward kernel.
+// Shared memory and division of labour of the forward kernels.
 //
-// A block walks the chunks of one (sequence, segment, head, 128 value columns):
-//   warps 0-3         recurrence: one warpgroup, the state stays in its registers in fp32
-//   then groups of 4  group i prepares chunks i, i + kGroups, ...: what does not depend on the state
-// Chunks pass through a ring of stages. Named barriers: full[s] (a preparing group arrives, the recurrence waits) and
-// empty[s] (the other way round).
+// A walk is the chunks of one (sequence, segment, head, slice of value columns), in order. What depends on the state is
+// done by one warpgroup of the walking block that keeps it in its registers in fp32; what does not, by preparing groups
+// of four warps: of the same block (OwnLayout), or of all blocks of the machine (PooledLayout). Prepared chunks pass
+// through a ring of stages in shared memory with two barriers each: full (whoever fills the stage arrives, the
+// recurrence waits) and empty (the other way round).
 
 #include "furlong/ops/kda/cuda/args.h"
 #include "furlong/ops/kda/cuda/primitives.cuh"
@@ -33,17 +33,46 @@ __device__ __forceinline__ uint32_t square_at(int row, int column) {
   return static_cast<uint32_t>(row * 64 + (((column >> 3) ^ ((row >> 1) & 3)) << 4) + (column & 7) * 2);
 }
 
-/// What a stage of the ring holds, as byte offsets.
+/// Asynchronous copy of the rows of a chunk, of `kBytes` bytes each, by kThreads threads; piece p of row r goes to tile
+/// + at(r, p). Rows from `rows` on become zero.
+template <int kBytes, int kThreads, typename At>
+__device__ __forceinline__ void copy_rows(uint32_t tile, At at, const char* first_row, int64_t row_bytes, int rows,
+                                          int thread) {
+  constexpr int kPieces = kBytes / 16, kStep = kThreads / kPieces;  // rows between two pieces of a thread
+  const int row = thread / kPieces, piece = thread % kPieces;
+  const char* from = first_row + row * row_bytes + piece * 16;
+#pragma unroll
+  for (int i = 0; i < kChunk / kStep; ++i) {
+    copy_async_16(tile + at(row + i * kStep, piece), from, row + i * kStep < rows);
+    from += kStep * row_bytes;
+  }
+}
+
+/// Byte offset of a 16-byte piece of a row of `kColumns` values or outputs; eight rows lie in different banks.
+template <int kColumns>
+__device__ __forceinline__ uint32_t value_at(int row, int piece) {
+  return static_cast<uint32_t>(row * (kColumns * 2 + 16) + piece * 16);
+}
+template <int kColumns>
+inline constexpr int kValueBytes = kChunk * (kColumns * 2 + 16);
+
+/// A prepared chunk as byte offsets: a stage of the ring in shared memory. All but the values can be prepared
+/// elsewhere.
 struct Stage {
-  static constexpr int kQuery = 0;                         // q e^G, scaled
-  static constexpr int kKey = kQuery + kTile;              // -k e^G
+  static constexpr int kKey = 0;                           // -k e^G
   static constexpr int kWrite = kKey + kTile;              // k e^{G_end - G}
-  static constexpr int kValue = kWrite + kTile;            // v, later the output
-  static constexpr int kInverse = kValue + kTile;          // (I + A)^-1 diag(beta)
-  static constexpr int kProbability = kInverse + kSquare;  // P
-  static constexpr int kDecay = kProbability + kSquare;    // e^{G_end}, fp32
-  static constexpr int kBeta = kDecay + kHead * 4;
-  static constexpr int kBytes = (kBeta + kChunk * 4 + 1023) / 1024 * 1024;
+  static constexpr int kQuery = kWrite + kTile;            // q e^G, scaled; not used by maps
+  static constexpr int kDecay = kQuery + kTile;            // e^{G_end}, fp32
+  static constexpr int kInverse = kDecay + kHead * 4;      // (I + A)^-1 diag(beta)
+  static constexpr int kProbability = kInverse + kSquare;  // P; not used by maps
+  static constexpr int kPrepared = kProbability + kSquare;
+  static constexpr int kBeta = kPrepared;  // for the preparing group alone
+};
+/// Where a stage has beta, for the preparing group alone, and v; its bytes. Tiles start at multiples of 1024.
+template <bool kPooled, int kColumns>
+struct StageLayout {
+  static constexpr int kValue = Stage::kPrepared + (kPooled ? 0 : kChunk * 4);
+  static constexpr int kBytes = (kValue + kValueBytes<kColumns> + 1023) / 1024 * 1024;
 };
 
 /// What belongs to a preparing group alone.
@@ -55,42 +84,96 @@ struct Scratch {
   static constexpr int kBytes = kCorners + 2 * 16 * kCornerRow * 4;
 };
 
-/// `kAnyGate`: fp32 gate inputs and unbounded gates; otherwise a bf16 input of the bounded gate, with a third preparing
-/// group in place of second input buffers.
-template <bool kAnyGate>
-struct Layout {
-  static constexpr int kGroups = kAnyGate ? 2 : 3;   // preparing groups
-  static constexpr int kBuffers = kAnyGate ? 2 : 1;  // input buffers of a group
-  static constexpr int kStages = kAnyGate ? 2 : 3;
-  static constexpr int kThreads = (1 + kGroups) * kGroup;
-  static constexpr int kRecurrenceRegisters = kAnyGate ? 240 : 224;
-  static constexpr int kPrepareRegisters = kAnyGate ? 128 : 96;
-  static constexpr int kGateRow = kAnyGate ? kHead * 4 : kRowBytes;
-  // An input buffer: q, k, gate; overwritten in place by the operands of the scores.
+/// An input buffer: q, k, gate; overwritten in place by the operands of the scores. `kAnyGate`: fp32 gate inputs and
+/// unbounded gates; otherwise a bf16 input of the bounded gate.
+template <bool kAny>
+struct InputLayout {
+  static constexpr bool kAnyGate = kAny;
   static constexpr int kInputQuery = 0;
   static constexpr int kInputKey = kTile;
   static constexpr int kInputGate = 2 * kTile;
-  static constexpr int kInputBytes = 2 * kTile + kChunk * kGateRow;
-  static constexpr int kStageBase = 0;
-  static constexpr int kInputBase = kStages * Stage::kBytes;
-  static constexpr int kScratchBase = kInputBase + kGroups * kBuffers * kInputBytes;
+  static constexpr int kInputBytes = 2 * kTile + kChunk * (kAny ? kHead * 4 : kRowBytes);
+};
+
+/// Every block prepares the chunks that it walks. One warpgroup for the recurrence, kGroups groups of four warps that
+/// prepare; stage i belongs to group i, so at most one group waits for a stage to become empty.
+template <bool kAny>
+struct OwnLayout : InputLayout<kAny> {
+  static constexpr bool kPooled = false;
+  static constexpr int kColumns = 128;  // of values that a block walks with
+  using Ring = StageLayout<kPooled, kColumns>;
+  static constexpr int kGroups = kAny ? 2 : 3;   // preparing groups
+  static constexpr int kBuffers = kAny ? 2 : 1;  // input buffers of a group
+  static constexpr int kStages = kGroups;
+  static constexpr int kThreads = (1 + kGroups) * kGroup;
+  static constexpr int kRecurrenceRegisters = kAny ? 240 : 224;
+  static constexpr int kPrepareRegisters = kAny ? 128 : 96;
+  static constexpr int kInputBase = kStages * Ring::kBytes;
+  static constexpr int kScratchBase = kInputBase + kGroups * kBuffers * InputLayout<kAny>::kInputBytes;
   static constexpr int kBytes = kScratchBase + kGroups * Scratch::kBytes;
-  // Stage i belongs to group i: at most one group waits for a stage to become empty.
-  static_assert(kGroups == kStages);
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGroupBarrier = 1;
   static constexpr int kFullBarrier = kGroupBarrier + kGroups;
   static constexpr int kEmptyBarrier = kFullBarrier + kStages;
 };
-static_assert(Layout<false>::kBytes <= 226 * 1024 && Layout<true>::kBytes <= 226 * 1024);
 
-/// The chunks that a block walks.
-struct Walk {
+/// All blocks of the machine prepare for the few that walk (cuda/pool.cuh), with 64 columns each: the recurrence is a
+/// chain, and half the products make a shorter one. Warpgroups of a walking block: one for the recurrence, one of which
+/// half fetches prepared chunks and half stores outputs, two that prepare, one that rests: its registers and shared
+/// memory are used up. Of any other block: five that prepare.
+template <bool kAny>
+struct PooledLayout : InputLayout<kAny> {
+  static constexpr bool kPooled = true;
+  static constexpr int kColumns = 64;
+  using Ring = StageLayout<kPooled, kColumns>;
+  static constexpr int kGroups = 5;
+  static constexpr int kCarryGroup = 1, kFirstPrepareGroup = 2;
+  static constexpr int kWalkerGroups = 2;  // that prepare in a walking block
+  static constexpr int kRestGroup = kFirstPrepareGroup + kWalkerGroups;
+  static constexpr int kBuffers = 1;
+  static constexpr int kStages = kAny ? 3 : 4;
+  static constexpr int kOutputs = 2;  // chunks of output on their way
+  static constexpr int kThreads = kGroups * kGroup;
+  static constexpr int kCarryThreads = kGroup / 2;  // that fetch, and that store
+  static constexpr int kRecurrenceRegisters = 208, kCarryRegisters = 56, kRestRegisters = 24;
+
+  // What a preparing group has in shared memory.
+  static constexpr int kScratch = InputLayout<kAny>::kInputBytes;
+  static constexpr int kSquares = kScratch + Scratch::kBytes;  // T, P and beta of Stage
+  static constexpr int kBias = kSquares + 2 * kSquare + kChunk * 4;
+  static constexpr int kDecayScale = kBias + kHead * 4;  // a_log
+  static constexpr int kEntries = kDecayScale + 16;      // the spans of this chunk and the next
+  static constexpr int kItems = kEntries + 2 * 32;       // and their items
+  static constexpr int kGroupBytes = kItems + 2 * 8;
+  static constexpr int kOutputBase = kStages * Ring::kBytes;
+  static constexpr int kPhaseBase = kOutputBase + kOutputs * kValueBytes<kColumns>;  // full and empty of each stage
+  static constexpr int kOutputPhaseBase = kPhaseBase + 2 * kStages * 8;              // full and empty of each output
+  static constexpr int kWalkerGroupBase = kOutputPhaseBase + 2 * kOutputs * 8;
+  static constexpr int kWalkerBytes = kWalkerGroupBase + kWalkerGroups * kGroupBytes;
+  static constexpr int kBytes = kWalkerBytes > kGroups* kGroupBytes ? kWalkerBytes : kGroups* kGroupBytes;
+
+  static constexpr int kGroupBarrier = 1;  // named
+  static_assert(kSquares % 16 == 0 && kEntries % 16 == 0 && kGroupBytes % 16 == 0 && kWalkerGroupBase % 16 == 0);
+};
+constexpr int kSharedLimit = 227 * 1024;
+static_assert(OwnLayout<false>::kBytes <= kSharedLimit && OwnLayout<true>::kBytes <= kSharedLimit);
+static_assert(PooledLayout<false>::kBytes <= kSharedLimit && PooledLayout<true>::kBytes <= kSharedLimit);
+
+/// Consecutive chunks of one head; 32 bytes, as a table of them is copied piece by piece.
+struct Span {
   int64_t first_token;  // packed row of the first token
   int tokens;
   int chunks;
-  int sequence, head, slice, segment, segments;
+  int head;
+  int first_walker, walkers;  // pooled: the blocks that walk it
+  int unused;
+};
+static_assert(sizeof(Span) == 32);
+
+/// What a block walks.
+struct Walk : Span {
+  int sequence, slice, segment, segments;
 };
 
 /// Segment `segment` of `segments` of a sequence, in chunks.

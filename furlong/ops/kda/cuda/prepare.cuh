@@ -1,6 +1,7 @@
 #pragma once
 
-// The part of a chunk that does not depend on the state, by one group of four warps.
+// The part of a chunk that does not depend on the state, by one group of four warps: for this block's own walk
+// (run_own) or for any walk of the machine (run_pooled, cuda/pool.cuh).
 //
 // G_i = sum of decay_log up to row i, in base 2. With the reference r = G_15 (end of the first 16 rows), the factors
 // 2^{G_i - r} and 2^{r - G_j} of a gate bounded by -5 stay within 2^{+-115.5}, so the scores of all 32 rows are plain
@@ -10,6 +11,7 @@
 // What meets the state has factors of at most one: q 2^G, k 2^G, k 2^{G_end - G}.
 
 #include "furlong/ops/kda/cuda/layout.cuh"
+#include "furlong/ops/kda/cuda/pool.cuh"
 #include "furlong/ops/kda/cuda/warpgroup.cuh"
 
 namespace furlong::kda::cuda {
@@ -22,12 +24,10 @@ struct GateChannel {
   float slope, offset;
 };
 
-__device__ __forceinline__ GateChannel gate_channel(const Inputs& in, int head, int channel) {
-  if (in.gate_form == GateForm::kGiven) return {1.0f, 0.0f};
-  const float bias = in.dt_bias_HK[static_cast<int64_t>(head) * kHead + channel];
-  if (in.gate_form == GateForm::kSoftplus) return {-expf(in.a_log_H[head]) * kLog2E, bias};
-  const float slope = -expf(in.a_log_H[head]) * kLog2E;
-  return {slope, slope * bias};
+__device__ __forceinline__ GateChannel gate_channel(GateForm form, float a_log, float bias) {
+  if (form == GateForm::kGiven) return {1.0f, 0.0f};
+  const float slope = -expf(a_log) * kLog2E;
+  return {slope, form == GateForm::kBounded ? slope * bias : bias};
 }
 
 /// sum + decay_log / ln 2 of one input.
@@ -47,23 +47,6 @@ __device__ __forceinline__ float load_element(const void* data, int64_t index, E
                                  : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
 }
 
-/// Asynchronous copy of the rows of a chunk, of `kBytes` bytes each, into a swizzled tile; rows from `rows` on become
-/// zero.
-template <int kBytes>
-__device__ __forceinline__ void copy_rows(uint32_t tile, const char* first_row, int64_t row_bytes, int rows,
-                                          int thread) {
-  constexpr int kPieces = kBytes / 16, kStep = kGroup / kPieces;  // rows between two pieces of a thread
-  const int row = thread / kPieces, piece = thread % kPieces;
-  const char* from = first_row + row * row_bytes + piece * 16;
-#pragma unroll
-  for (int i = 0; i < kChunk / kStep; ++i) {
-    const uint32_t to =
-        kBytes == kRowBytes ? tile_at(row + i * kStep, piece) : swizzled<kBytes>(row + i * kStep, piece);
-    copy_async_16(tile + to, from, row + i * kStep < rows);
-    from += kStep * row_bytes;
-  }
-}
-
 /// threadIdx.x in a form that the compiler computes anew: what derives from it is then not kept in registers over the
 /// loop of a preparing group, where it would be spilled, and local memory is far away (shared memory leaves no L1).
 __device__ __forceinline__ int fresh_thread() {
@@ -72,25 +55,25 @@ __device__ __forceinline__ int fresh_thread() {
   return thread;
 }
 
-template <bool kAnyGate, bool kMap>
+template <typename Shape, bool kMap>
 struct Preparer {
-  using Shape = Layout<kAnyGate>;
+  static constexpr bool kAnyGate = Shape::kAnyGate;
   const Inputs& in;
-  const Walk& walk;
-  char* shared;
+  const Span* walk;  // of the chunk in hand
+  int slice;         // of the columns of v; pooled chunks have no values
+  char* shared;      // where the layout's offsets count from; pooled: the first preparing group's part
+  int first_thread;  // of the first preparing group of this block
   int group, thread, warp, lane, block, column;  // this thread's 16 rows and first of two channels
   GateChannel gate0, gate1;
   float gx[16], gy[16];  // sums of gates within the 16 rows
 
-  __device__ Preparer(const Inputs& inputs, const Walk& w, char* memory) : in(inputs), walk(w), shared(memory) {
+  __device__ Preparer(const Inputs& inputs, char* memory, int first) : in(inputs), shared(memory), first_thread(first) {
     refresh();
-    gate0 = gate_channel(in, walk.head, column);
-    gate1 = gate_channel(in, walk.head, column + 1);
   }
 
   /// At the start of every phase, see fresh_thread.
   __device__ void refresh() {
-    const int index = fresh_thread() - kGroup;
+    const int index = fresh_thread() - (Shape::kPooled ? first_thread : kGroup);
     group = index / kGroup;
     thread = index % kGroup;
     warp = thread >> 5;
@@ -99,17 +82,39 @@ struct Preparer {
     column = (warp & 1) * 64 + lane * 2;
   }
 
-  __device__ char* input(int local) const {
-    return shared + Shape::kInputBase + (group * Shape::kBuffers + local % Shape::kBuffers) * Shape::kInputBytes;
+  __device__ char* group_memory() const {
+    if constexpr (Shape::kPooled) return shared + group * Shape::kGroupBytes;
+    return nullptr;
   }
-  __device__ char* scratch() const { return shared + Shape::kScratchBase + group * Scratch::kBytes; }
-  __device__ int rows_left(int chunk) const { return min(kChunk, walk.tokens - chunk * kChunk); }
+  __device__ char* input(int local) const {
+    if constexpr (Shape::kPooled) {
+      return group_memory();
+    } else {
+      return shared + Shape::kInputBase + (group * Shape::kBuffers + local % Shape::kBuffers) * Shape::kInputBytes;
+    }
+  }
+  __device__ char* scratch() const {
+    if constexpr (Shape::kPooled) {
+      return group_memory() + Shape::kScratch;
+    } else {
+      return shared + Shape::kScratchBase + group * Scratch::kBytes;
+    }
+  }
+  /// Where T, P and beta are made, at the offsets of Stage.
+  __device__ char* squares() const {
+    if constexpr (Shape::kPooled) {
+      return group_memory() + Shape::kSquares - Stage::kInverse;
+    } else {
+      return shared + group * Shape::Ring::kBytes;
+    }
+  }
+  __device__ int rows_left(int chunk) const { return min(kChunk, walk->tokens - chunk * kChunk); }
 
   __device__ const char* row_pointer(const Rows& rows, int chunk) const {
     const int64_t size = rows.type == Element::kFloat ? 4 : 2;
     return static_cast<const char*>(rows.data) +
-           ((walk.first_token + static_cast<int64_t>(chunk) * kChunk) * rows.token_stride +
-            walk.head * rows.head_stride) *
+           ((walk->first_token + static_cast<int64_t>(chunk) * kChunk) * rows.token_stride +
+            walk->head * rows.head_stride) *
                size;
   }
 
@@ -118,17 +123,18 @@ struct Preparer {
   /// Starts the copy of q, k, gate of a chunk.
   __device__ void load_inputs(int chunk, int local) {
     refresh();
-    if (chunk < walk.chunks) {
+    if (chunk < walk->chunks) {
       const uint32_t to = shared_address(input(local));
       const int rows = rows_left(chunk);
       const auto copy = [&](const Rows& from, int where) {
-        copy_rows<kRowBytes>(to + where, row_pointer(from, chunk), from.token_stride * 2, rows, thread);
+        copy_rows<kRowBytes, kGroup>(to + where, tile_at, row_pointer(from, chunk), from.token_stride * 2, rows,
+                                     thread);
       };
       if (!kMap) copy(in.q_NHK, Shape::kInputQuery);
       copy(in.k_NHK, Shape::kInputKey);
       if (wide_gate()) {
-        copy_rows<kHead * 4>(to + Shape::kInputGate, row_pointer(in.gate_NHK, chunk), in.gate_NHK.token_stride * 4,
-                             rows, thread);
+        copy_rows<kHead * 4, kGroup>(to + Shape::kInputGate, swizzled<kHead * 4>, row_pointer(in.gate_NHK, chunk),
+                                     in.gate_NHK.token_stride * 4, rows, thread);
       } else {
         copy(in.gate_NHK, Shape::kInputGate);
       }
@@ -138,16 +144,17 @@ struct Preparer {
 
   /// The slice of a map's matrix part lies past the columns of v, which are not read then.
   __device__ void load_values(int chunk, char* stage, bool zero) {
-    copy_rows<kRowBytes>(shared_address(stage + Stage::kValue), row_pointer(in.v_NHV, chunk) + walk.slice * kRowBytes,
-                         in.v_NHV.token_stride * 2, zero ? 0 : rows_left(chunk), thread);
+    copy_rows<Shape::kColumns * 2, kGroup>(shared_address(stage + Shape::Ring::kValue), value_at<Shape::kColumns>,
+                                           row_pointer(in.v_NHV, chunk) + slice * Shape::kColumns * 2,
+                                           in.v_NHV.token_stride * 2, zero ? 0 : rows_left(chunk), thread);
     copy_async_commit();
   }
 
   __device__ float load_beta(int chunk) const {
     if (thread >= rows_left(chunk)) return 0.0f;
-    const int64_t row = walk.first_token + static_cast<int64_t>(chunk) * kChunk + thread;
-    const float beta = load_element(in.beta_NH.data, row * in.beta_NH.token_stride + walk.head * in.beta_NH.head_stride,
-                                    in.beta_NH.type);
+    const int64_t row = walk->first_token + static_cast<int64_t>(chunk) * kChunk + thread;
+    const float beta = load_element(
+        in.beta_NH.data, row * in.beta_NH.token_stride + walk->head * in.beta_NH.head_stride, in.beta_NH.type);
     return in.beta_is_logit ? reciprocal_approx(1.0f + exp2_approx(-kLog2E * beta)) : beta;
   }
 
@@ -221,7 +228,7 @@ struct Preparer {
     *reinterpret_cast<float2*>(totals) = make_float2(sum_x, sum_y);
   }
 
-  /// Operands of the scores in place of the inputs, operands of the recurrence into the stage.
+  /// Operands of the scores in place of the inputs, those of the recurrence and its decay to `stage`.
   __device__ void operands(char* from, char* stage) {
     const float* totals = reinterpret_cast<const float*>(scratch() + Scratch::kTotals) + column;
     const float2* factors = reinterpret_cast<const float2*>(scratch() + Scratch::kNorms);
@@ -456,68 +463,176 @@ struct Preparer {
     }
   }
 
-  /// Zeros in T and P of this group's stage; later only what lies on or below the diagonal blocks is written.
+  /// Zeros in T and P; later only what lies on or below the diagonal blocks is written.
   __device__ void clear_squares() const {
     static_assert(2 * kSquare == 2 * kGroup * 16 && Stage::kProbability == Stage::kInverse + kSquare);
-    uint4* squares = reinterpret_cast<uint4*>(shared + Shape::kStageBase + group * Stage::kBytes + Stage::kInverse);
-    squares[thread] = squares[thread + kGroup] = make_uint4(0, 0, 0, 0);
+    uint4* both = reinterpret_cast<uint4*>(squares() + Stage::kInverse);
+    both[thread] = both[thread + kGroup] = make_uint4(0, 0, 0, 0);
   }
 
   __device__ void wait_group() const { barrier_wait(Shape::kGroupBarrier + group, kGroup); }
 
-  __device__ char* stage_of_group() const { return shared + Shape::kStageBase + group * Stage::kBytes; }
+  /// Constants of this thread's two channels.
+  __device__ void read_gate_channels() {
+    if (in.gate_form == GateForm::kGiven) {
+      gate0 = gate1 = {1.0f, 0.0f};
+      return;
+    }
+    float a_log;
+    float2 bias;
+    if constexpr (Shape::kPooled) {
+      a_log = *reinterpret_cast<const float*>(group_memory() + Shape::kDecayScale);
+      bias = *reinterpret_cast<const float2*>(group_memory() + Shape::kBias + column * 4);
+    } else {
+      const float* biases = in.dt_bias_HK + static_cast<int64_t>(walk->head) * kHead + column;
+      a_log = in.a_log_H[walk->head];
+      bias = make_float2(biases[0], biases[1]);
+    }
+    gate0 = gate_channel(in.gate_form, a_log, bias.x);
+    gate1 = gate_channel(in.gate_form, a_log, bias.y);
+  }
 
-  /// The first half of a chunk: its inputs have come; sums of gates and factors of rows.
-  __device__ void first_phase(int chunk, int local, float beta, bool zero_values) {
+  /// The inputs of a chunk have come: sums of gates and factors of rows.
+  __device__ void sums(int chunk, int local) {
     wait_group();
     refresh();
     norms(input(local));
     refresh();
+    if (Shape::kPooled) read_gate_channels();
     gates(input(local), rows_left(chunk));
     refresh();
-    if (chunk >= Shape::kStages) barrier_wait(Shape::kEmptyBarrier + group, 2 * kGroup);
-    load_values(chunk, stage_of_group(), zero_values);
-    if (thread < kChunk) reinterpret_cast<float*>(stage_of_group() + Stage::kBeta)[thread] = beta;
   }
 
-  /// All chunks of this group. `zero_values`: v counts as zero.
-  __device__ void run(bool zero_values) {
+  /// Operands into `tiles`, which may be written now, then A, T, P.
+  __device__ void products(int local, char* tiles, float beta) {
+    if (thread < kChunk) reinterpret_cast<float*>(squares() + Stage::kBeta)[thread] = beta;
+    bool strong = false;
+    if (kAnyGate) {
+      strong = barrier_any(Shape::kGroupBarrier + group, kGroup, fminf(gx[15], gy[15]) < -kSafeLog2);
+    } else {
+      wait_group();
+    }
+    refresh();
+    if (kAnyGate && strong) {
+      operands_strong(input(local), tiles);
+    } else {
+      operands(input(local), tiles);
+    }
+    refresh();
+    wait_group();
+    if (kAnyGate && strong) {
+      scores_strong(input(local), squares());
+    } else {
+      scores(input(local), squares());
+    }
+    refresh();
+  }
+
+  /// All chunks of this group of the block's own walk. `zero_values`: v counts as zero.
+  __device__ void run_own(const Walk& own, bool zero_values) {
     constexpr int kAhead = Shape::kBuffers - 1;  // loads of later chunks under way while one is prepared
+    walk = &own;
+    slice = own.slice;
+    read_gate_channels();
     load_inputs(group, 0);
     clear_squares();
-    for (int chunk = group, local = 0; chunk < walk.chunks; chunk += Shape::kGroups, ++local) {
+    for (int chunk = group, local = 0; chunk < walk->chunks; chunk += Shape::kGroups, ++local) {
       if (kAhead > 0) load_inputs(chunk + Shape::kGroups, local + 1);
       refresh();
       const float beta = load_beta(chunk);
       copy_async_wait<kAhead>();
-      first_phase(chunk, local, beta, zero_values);
-      bool strong = false;
-      if (kAnyGate) {
-        strong = barrier_any(Shape::kGroupBarrier + group, kGroup, fminf(gx[15], gy[15]) < -kSafeLog2);
-      } else {
-        wait_group();
-      }
-      refresh();
-      if (kAnyGate && strong) {
-        operands_strong(input(local), stage_of_group());
-      } else {
-        operands(input(local), stage_of_group());
-      }
-      refresh();
-      wait_group();
-      if (kAnyGate && strong) {
-        scores_strong(input(local), stage_of_group());
-      } else {
-        scores(input(local), stage_of_group());
-      }
-      refresh();
+      sums(chunk, local);
+      if (chunk >= Shape::kStages) barrier_wait(Shape::kEmptyBarrier + group, 2 * kGroup);
+      load_values(chunk, squares(), zero_values);
+      products(local, squares(), beta);
       wait_group();
       if (kAhead == 0) load_inputs(chunk + Shape::kGroups, local + 1);
       refresh();
-      if (warp == 0) invert(stage_of_group());
+      if (warp == 0) invert(squares());
       copy_async_wait<1 - kAhead>();  // v has come
       group_publish();
       barrier_arrive(Shape::kFullBarrier + group, 2 * kGroup);
+    }
+  }
+
+  __device__ Span* entry(int turn) const {
+    return reinterpret_cast<Span*>(group_memory() + Shape::kEntries) + turn % 2;
+  }
+  __device__ PoolItem* item(int turn) const {
+    return reinterpret_cast<PoolItem*>(group_memory() + Shape::kItems) + turn % 2;
+  }
+  /// By one thread: which chunk comes in turn `turn`, and the copy of its span.
+  __device__ void place_item(const Pool& pool, int ticket, int turn) const {
+    const PoolItem next = item_of(pool, ticket);
+    *item(turn) = next;
+    if (next.chunk >= pool.header->most_chunks) return;
+    const char* span = reinterpret_cast<const char*>(pool.spans + next.task);
+    copy_async_16(shared_address(entry(turn)), span);
+    copy_async_16(shared_address(entry(turn)) + 16, span + 16);
+  }
+  /// Starts the copies of a chunk whose entry has come.
+  __device__ void load_pooled(int chunk, int turn) {
+    walk = entry(turn);
+    if (in.gate_form != GateForm::kGiven) {
+      const float* biases = in.dt_bias_HK + static_cast<int64_t>(walk->head) * kHead;
+      copy_async_4(shared_address(group_memory() + Shape::kBias) + thread * 4, biases + thread);
+      if (thread == 0) copy_async_4(shared_address(group_memory() + Shape::kDecayScale), in.a_log_H + walk->head);
+    }
+    load_inputs(chunk, 0);
+  }
+
+  /// T (one warp) or P (the others) to the pool; P is not used by maps.
+  __device__ void store_squares(char* to) const {
+    const int first = warp == 0 ? lane : kSquare / 16 + (warp - 1) * 32 + lane, step = warp == 0 ? 32 : 96;
+    const int last = warp == 0 ? kSquare / 16 : kMap ? 0 : 2 * kSquare / 16;
+    const uint4* from = reinterpret_cast<const uint4*>(squares() + Stage::kInverse);
+    for (int i = first; i < last; i += step) reinterpret_cast<uint4*>(to + Stage::kInverse)[i] = from[i];
+  }
+
+  /// Chunks of all walks, as tickets have it.
+  __device__ void run_pooled(const Pool& pool) {
+    const int most_chunks = pool.header->most_chunks;
+    if (thread == 0) place_item(pool, draw_ticket(pool), 0);
+    copy_async_commit();
+    copy_async_wait<0>();
+    clear_squares();
+    wait_group();
+    int chunk = item(0)->chunk, turn = 0;
+    if (chunk < most_chunks) load_pooled(chunk, 0);
+    for (; chunk < most_chunks; ++turn) {
+      refresh();
+      walk = entry(turn);
+      // What thread 0 and those that watch a walker ask for now is used after the sums.
+      const int ticket = thread == 0 ? draw_ticket(pool) : 0;
+      const int* fetched = pool.fetched + (walk->first_walker + thread) * kFlagStep;
+      const bool watches = thread < walk->walkers;
+      int seen = watches ? load_relaxed(fetched) : 0;
+      const float beta = load_beta(chunk);
+      copy_async_wait<0>();
+      sums(chunk, 0);
+      if (thread == 0) place_item(pool, ticket, turn + 1);
+      copy_async_commit();
+      while (watches && seen < chunk + 1 - pool.slots) {
+        __nanosleep(500);
+        seen = load_relaxed(fetched);
+      }
+      __syncwarp();
+      const int task = item(turn)->task, slot = chunk % pool.slots;
+      char* tiles = pool.ring + (static_cast<int64_t>(task) * pool.slots + slot) * Stage::kPrepared;
+      products(0, tiles, beta);
+      copy_async_wait<0>();
+      wait_group();
+      const int next = item(turn + 1)->chunk;
+      if (next < most_chunks) load_pooled(next, turn + 1);
+      refresh();
+      if (warp == 0) {
+        invert(squares());
+        __syncwarp();
+      }
+      store_squares(tiles);
+      wait_group();
+      if (thread == kGroup - 1) store_release(pool.ready + task * pool.ready_step + slot, chunk + 1);
+      chunk = next;
     }
   }
 };

@@ -69,6 +69,15 @@ __device__ __forceinline__ void store_blocks_transposed(uint32_t address, const 
                : "memory");
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
+}
+
 /// bf16 pair, `low` in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
@@ -103,6 +112,10 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global) : "memory");
 }
 
+__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
+}
+
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
@@ -133,6 +146,62 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool mine) {
       : "r"(id), "r"(threads), "r"(static_cast<int>(mine))
       : "memory");
   return any != 0;
+}
+
+/// Publishes what this thread, and those that it met at a barrier, wrote before to whoever acquires the value.
+__device__ __forceinline__ void store_release(int* flag, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ __forceinline__ int load_acquire(const int* flag) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed(int* flag, int value) {
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;\n" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ __forceinline__ int load_relaxed(const int* flag) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+// Barriers in shared memory (mbarrier): a phase ends when all arrivals and all announced bytes have come.
+__device__ __forceinline__ void phase_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void phase_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+/// One arrival, and `bytes` more to come by bulk_copy.
+__device__ __forceinline__ void phase_announce(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// One arrival as soon as this thread's asynchronous copies so far are there.
+__device__ __forceinline__ void phase_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+/// Until the phase of this parity (0 for the first) has ended.
+__device__ __forceinline__ void phase_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again_%=:\n"
+      "  mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "  @!done bra again_%=; }\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// `bytes` (a multiple of 16) from global to shared memory by the copy engine, counted by `barrier`.
+__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+/// Between ordinary accesses that were waited for and the copy engine's of the same memory.
+__device__ __forceinline__ void proxy_fence() {
+  asm volatile("fence.proxy.async;\n" ::: "memory");
 }
 
 /// Byte offset of 16-byte piece `piece` of row `row` in a tile whose rows have `kRowBytes` (a multiple of 128): pieces

@@ -28,11 +28,14 @@ __device__ __forceinline__ void group_publish() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// Where B lies. `along`: bytes between 64-column blocks of a tile whose columns of B are contiguous (else unused);
-/// `across`: bytes between groups of eight stored rows; `swizzle`: 1 for rows of 128 bytes, 2 for rows of 64.
-__device__ __forceinline__ uint64_t operand_at(uint32_t address, int along, int across, int swizzle) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(along >> 4) << 16 |
-         static_cast<uint64_t>(across >> 4) << 32 | static_cast<uint64_t>(swizzle) << 62;
+/// Where B lies: `at`, the address in shared memory / 16. `kAlong`: bytes between 64-column blocks of a tile whose
+/// columns of B are contiguous (else unused); `kAcross`: bytes between groups of eight stored rows; `kSwizzle`: 1 for
+/// rows of 128 bytes, 2 for rows of 64. All but the sum of an address and a constant is known at compile time: products
+/// leave one by one, each behind its descriptor's arithmetic.
+template <int kAlong, int kAcross, int kSwizzle>
+__device__ __forceinline__ uint64_t operand_at(uint32_t at) {
+  constexpr uint32_t kHigh = static_cast<uint32_t>(kAcross >> 4) | static_cast<uint32_t>(kSwizzle) << 30;
+  return static_cast<uint64_t>(kHigh) << 32 | (at + (static_cast<uint32_t>(kAlong >> 4) << 16));
 }
 
 /// n = 32; B stored as rows of its columns (k contiguous). `accumulate` false: D = A B.
