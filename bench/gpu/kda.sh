@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# KDA on a GPU: torch-free tests of the kernels, then Furlong and FLA 0.6.0 in one process on the same tensors. One JSON file.
+# KDA on a GPU: Furlong and FLA 0.6.0 in one process on the same tensors, then the torch-free tests of the kernels. One
+# JSON file, which holds what there is so far if the script is cut short.
 #
 #   bash bench/gpu/kda.sh OUT.json [COMMIT]
 #
@@ -43,12 +44,26 @@ begin() {
   ) &
 }
 
+# keep_ends: what has ended so far, into the result.
+keep_ends() {
+  "${PYTHON:-python3}" - "$out" "$work/ends" <<'PY'
+import json, sys
+path, ends = sys.argv[1:]
+result = json.load(open(path))
+result["tests"] = dict(sorted(line.rstrip("\n").split("\t", 1) for line in open(ends)))
+json.dump(result, open(path, "w"), indent=1)
+PY
+}
+
 touch "$work/ends"
+"${PYTHON:-python3}" bench/peers/fla_kda.py "$out" --commit "$commit" --kernels "$kernels" \
+  --points "${KDA_POINTS-forward,training,decode,error,gradient_error,short}"
 for test in "$bin"/*_cuda_*_test; do
   [ -x "$test" ] || continue
   begin "$(basename "$test")" "${TEST_SECONDS:-120}" "$test"
 done
 wait
+keep_ends
 # The checkers slow a program down some hundred times: small sets only. initcheck would take the NaN that the tests write
 # into workspaces and results for their first value: --unset leaves them as they were allocated.
 if command -v compute-sanitizer >/dev/null; then
@@ -67,13 +82,4 @@ if command -v compute-sanitizer >/dev/null; then
   wait
   unset OMP_NUM_THREADS
 fi
-
-"${PYTHON:-python3}" bench/peers/fla_kda.py "$out" --commit "$commit" --kernels "$kernels" \
-  --points "${KDA_POINTS-forward,training,decode,error,gradient_error,short}"
-"${PYTHON:-python3}" - "$out" "$work/ends" <<'PY'
-import json, sys
-path, ends = sys.argv[1:]
-result = json.load(open(path))
-result["tests"] = dict(sorted(line.rstrip("\n").split("\t", 1) for line in open(ends)))
-json.dump(result, open(path, "w"), indent=1)
-PY
+keep_ends

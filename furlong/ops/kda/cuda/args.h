@@ -95,8 +95,9 @@ constexpr int64_t saved_rows_bound(int64_t tokens, int64_t sequences, int64_t ev
 
 /// How many segments a sequence of `tokens` tokens is cut into, so that few heads still use the whole machine. Depends
 /// on nothing but its length and the heads: batch neighbours do not change a result's bits. A walk is a chain of some
-/// 0.5 us a chunk; 132 multiprocessors prepare some 50 chunks a us: from 12 heads down the chain would be longer. A
-/// split prepares most chunks twice, so two segments never pay.
+/// 0.8 us a chunk and 132 multiprocessors prepare some 40 chunks a us, so few heads would leave most of them idle. A
+/// split prepares most chunks twice and walks twice: two segments never pay, and many leave fewer blocks that only
+/// prepare.
 FURLONG_HOST_DEVICE constexpr int64_t split_segments(int64_t tokens, int64_t heads) {
   if (tokens < 4096 || heads > 12) return 1;
   if (heads > 8) return 3;

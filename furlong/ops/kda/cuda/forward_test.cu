@@ -87,6 +87,15 @@ void gate_kinds(const Case& from) {
 
 void lengths_and_gates(bool small) {
   gate_kinds(base("every length", every_length(small ? 40 : 130)));
+  for (const GateForm form : {GateForm::kBounded, GateForm::kSoftplus}) {
+    against_oracle(with(
+        base("prepared by all blocks", small ? std::vector<int64_t>{600} : std::vector<int64_t>{600, 1, 0, 2033, 31}),
+        form == GateForm::kBounded ? "bounded" : "softplus", [&](Case& c) {
+          c.form = form;
+          c.heads = small ? 1 : 3;
+          c.value_size = small ? 128 : 256;
+        }));
+  }
   if (small) return;
   gate_kinds(base("255, 256, 257, 1000", {255, 256, 257, 1000}));
   for (const int64_t heads : {2, 32, 64}) {

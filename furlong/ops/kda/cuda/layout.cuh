@@ -151,7 +151,8 @@ struct PooledLayout : InputLayout<kAny> {
   static constexpr int kOutputPhaseBase = kPhaseBase + 2 * kStages * 8;              // full and empty of each output
   static constexpr int kWalkerGroupBase = kOutputPhaseBase + 2 * kOutputs * 8;
   static constexpr int kWalkerBytes = kWalkerGroupBase + kWalkerGroups * kGroupBytes;
-  static constexpr int kBytes = kWalkerBytes > kGroups* kGroupBytes ? kWalkerBytes : kGroups* kGroupBytes;
+  static constexpr int kHelperBytes = kGroups * kGroupBytes;
+  static constexpr int kBytes = kWalkerBytes > kHelperBytes ? kWalkerBytes : kHelperBytes;
 
   static constexpr int kGroupBarrier = 1;  // named
   static_assert(kSquares % 16 == 0 && kEntries % 16 == 0 && kGroupBytes % 16 == 0 && kWalkerGroupBase % 16 == 0);

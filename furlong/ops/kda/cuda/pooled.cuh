@@ -149,7 +149,8 @@ __device__ void init_phases(char* shared) {
 }
 
 inline cudaError_t launch_pool_tables(const PooledArgs& args) {
-  table_kernel < < < args.base.max_segments > 1 ? 2 : 1, kTableThreads, 0, args.base.call.stream >>> (args);
+  const int pools = args.base.max_segments > 1 ? 2 : 1;
+  table_kernel<<<pools, kTableThreads, 0, args.base.call.stream>>>(args);
   return cudaGetLastError();
 }
 

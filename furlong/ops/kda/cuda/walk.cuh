@@ -10,7 +10,7 @@ namespace furlong::kda::cuda {
 struct KernelArgs {
   ForwardArgs call;
   int max_segments;  // of the longest sequence
-  int slices;        // blocks of 128 value columns; the map kernel has kHead / 128 = 1 more for M
+  int slices;        // of 128 value columns; a map has one more for M
 };
 
 /// Segments of the longest sequence.
