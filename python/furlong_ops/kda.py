@@ -40,8 +40,8 @@ def _layout(q: torch.Tensor, cu_seqlens: torch.Tensor | None, cu_seqlens_cpu: to
     """Offsets on the device and on the host."""
     B, T = q.shape[:2]
     if cu_seqlens is None:
-        host = torch.arange(B + 1, dtype=torch.long) * T
-        return host.to(q.device), host
+        # Made where it is needed: a copy would wait for the device and cannot be captured in a CUDA graph.
+        return tuple(torch.arange(B + 1, device=where) * T for where in (q.device, "cpu"))
     if B != 1:
         raise ValueError(f"furlong_ops: cu_seqlens needs a batch of 1, got {B}: flatten the sequences first")
     host = cu_seqlens.cpu() if cu_seqlens_cpu is None else cu_seqlens_cpu
