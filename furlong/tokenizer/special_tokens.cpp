@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <set>
+#include <functional>
 
 #include "furlong/base/error.h"
 #include "furlong/base/json.h"
@@ -34,12 +34,14 @@ int64_t parse_id(const std::string& key, int64_t first_id, const std::string& wh
 
 SpecialTokens::SpecialTokens(int64_t first_id, const std::vector<std::string>& names)
     : first_id_(first_id), names_(names) {
-  std::set<std::string_view> seen;
   for (int64_t i = 0; i < count(); ++i) {
     if (names_[i].empty()) names_[i] = "<|reserved_token_" + std::to_string(first_id + i) + "|>";
-    if (!seen.insert(names_[i]).second) {
+    if (!ids_.emplace(names_[i], first_id + i).second) {
       throw UsageError("[special_tokens] names: got '" + names_[i] + "' twice, need different names");
     }
+    std::vector<size_t>& lengths = lengths_by_first_[static_cast<unsigned char>(names_[i].front())];
+    const auto place = std::lower_bound(lengths.begin(), lengths.end(), names_[i].size(), std::greater<>());
+    if (place == lengths.end() || *place != names_[i].size()) lengths.insert(place, names_[i].size());
   }
 }
 
@@ -78,9 +80,16 @@ SpecialTokens SpecialTokens::standard(int64_t first_id, int64_t count) {
 }
 
 std::optional<int64_t> SpecialTokens::find(std::string_view name) const {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  if (found == names_.end()) return std::nullopt;
-  return first_id_ + (found - names_.begin());
+  const auto found = ids_.find(name);
+  return found == ids_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<int64_t> SpecialTokens::match(std::string_view text, size_t at) const {
+  for (const size_t length : lengths_by_first_[static_cast<unsigned char>(text[at])]) {
+    if (length > text.size() - at) continue;
+    if (const auto id = find(text.substr(at, length))) return id;
+  }
+  return std::nullopt;
 }
 
 std::string SpecialTokens::to_json() const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace furlong {
@@ -31,12 +32,21 @@ class SpecialTokens {
   int64_t count() const { return static_cast<int64_t>(names_.size()); }
   const std::string& name(int64_t id) const { return names_[id - first_id_]; }
   std::optional<int64_t> find(std::string_view name) const;
+  /// The token of the longest name that stands in `text` at `at`.
+  std::optional<int64_t> match(std::string_view text, size_t at) const;
   /// The text of a tokenizer_config.json that from_json reads back.
   std::string to_json() const;
 
  private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }
+  };
+
   int64_t first_id_;
   std::vector<std::string> names_;
+  std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> ids_;
+  std::vector<size_t> lengths_by_first_[256];  // of names that start with this byte, longest first
 };
 
 }  // namespace furlong

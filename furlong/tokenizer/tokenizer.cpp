@@ -93,30 +93,45 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
 std::vector<int64_t> Tokenizer::encode_with_special(std::string_view text) const {
   std::vector<int64_t> ids;
   const auto append = [&](std::string_view ordinary) {
-    const auto more = encode(ordinary);
-    ids.insert(ids.end(), more.begin(), more.end());
+    pretokenize(ordinary, [&](std::string_view piece) { bpe_encode(impl_->ranks, piece, ids); });
   };
   size_t begin = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '<' && text[at] != '[') continue;
-    const SpecialTokens& special = impl_->special;
-    for (int64_t id = special.first_id(); id < vocab_size(); ++id) {
-      const std::string& name = special.name(id);
-      if (text.compare(at, name.size(), name) != 0) continue;
-      append(text.substr(begin, at - begin));
-      ids.push_back(id);
-      begin = at + name.size();
-      at = begin - 1;
-      break;
+  for (size_t at = 0; at < text.size();) {
+    const auto id = impl_->special.match(text, at);
+    if (!id) {
+      ++at;
+      continue;
     }
+    append(text.substr(begin, at - begin));
+    ids.push_back(*id);
+    begin = at += impl_->special.name(*id).size();
   }
   append(text.substr(begin));
   return ids;
 }
 
+EncodedSegments Tokenizer::encode_segments(const std::vector<TextSegment>& segments) const {
+  EncodedSegments encoded;
+  for (const TextSegment& segment : segments) {
+    const auto ids = segment.special ? encode_with_special(segment.text) : encode(segment.text);
+    encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+    encoded.trained.resize(encoded.ids.size(), segment.trained);
+  }
+  return encoded;
+}
+
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   std::string text;
   for (const int64_t id : ids) text += token_bytes(id);
+  return text;
+}
+
+std::string Tokenizer::decode_ordinary(const std::vector<int64_t>& ids) const {
+  std::string text;
+  for (const int64_t id : ids) {
+    const std::string_view bytes = token_bytes(id);  // refuses ids out of range, special ones too
+    if (!is_special(id)) text += bytes;
+  }
   return text;
 }
 

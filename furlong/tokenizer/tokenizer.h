@@ -12,6 +12,20 @@
 
 namespace furlong {
 
+/// A part of a prompt, encoded by itself: no merge crosses its borders.
+struct TextSegment {
+  std::string text;
+  bool special = false;  // names of special tokens in it become their ids; false for everything that a user wrote
+  bool trained = false;  // the model's own words and what closes them: tokens that a loss counts
+
+  bool operator==(const TextSegment&) const = default;
+};
+
+struct EncodedSegments {
+  std::vector<int64_t> ids;
+  std::vector<bool> trained;  // [ids]
+};
+
 class Tokenizer {
  public:
   /// A rank file, or a folder holding "tiktoken.model"; the tokenizer_config.json beside it names the reserved ids
@@ -28,13 +42,18 @@ class Tokenizer {
   std::vector<int64_t> encode(std::string_view text) const;
   /// Names of special tokens in `text` become their ids. For text of the program's own making only.
   std::vector<int64_t> encode_with_special(std::string_view text) const;
-  /// The bytes of all tokens; of special ones, their names.
+  /// The ids of all segments, end to end.
+  EncodedSegments encode_segments(const std::vector<TextSegment>& segments) const;
+  /// The bytes of all tokens; of special ones, their names. UsageError when an id is out of range.
   std::string decode(const std::vector<int64_t>& ids) const;
+  /// The bytes of the ordinary tokens; special ones are left out.
+  std::string decode_ordinary(const std::vector<int64_t>& ids) const;
   /// The bytes of one token. UsageError when out of range.
   std::string_view token_bytes(int64_t id) const;
   /// Ranks plus reserved special ids.
   int64_t vocab_size() const;
   int64_t num_ranks() const;
+  bool is_special(int64_t id) const { return id >= num_ranks(); }
   /// The id of a special token, e.g. "<|sep|>".
   std::optional<int64_t> special_id(std::string_view name) const;
   /// Id that ends a document: that of "[EOS]", see special_tokens.h. FormatError when there is none.

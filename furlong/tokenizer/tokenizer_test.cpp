@@ -127,6 +127,8 @@ TEST(Tokenizer, NeverMatchesSpecialTokensInOrdinaryText) {
   EXPECT_EQ(tokenizer.decode({'a', *tokenizer.special_id("<|sep|>")}), "a<|sep|>");
 }
 
+// T01: a reserved slot without a name is one token under its absolute id where specials are allowed, text elsewhere.
+// T02: its id decodes to the synthetic name, or to nothing when specials are skipped.
 TEST(Tokenizer, NamesUnnamedReservedTokensByTheirId) {
   const auto tokenizer = with_tokens({}, 16);
   EXPECT_EQ(tokenizer.vocab_size(), 256 + 16);
@@ -136,8 +138,31 @@ TEST(Tokenizer, NamesUnnamedReservedTokensByTheirId) {
   EXPECT_EQ(tokenizer.token_bytes(270), "[UNK]");
   EXPECT_EQ(tokenizer.token_bytes(271), "[PAD]");
   EXPECT_THAT(tokenizer.encode_with_special("<|reserved_token_263|>"), ElementsAre(263));
+  EXPECT_EQ(tokenizer.encode("<|reserved_token_263|>").size(), 22u);
+  EXPECT_EQ(tokenizer.decode({'a', 263, 'b'}), "a<|reserved_token_263|>b");
+  EXPECT_EQ(tokenizer.decode_ordinary({'a', 263, 'b'}), "ab");
+  EXPECT_THROW(tokenizer.decode_ordinary({272}), UsageError);
   EXPECT_THAT(message_of([&] { tokenizer.token_bytes(272); }), HasSubstr("got 272, need 0 to 271"));
   EXPECT_THROW(tokenizer.token_bytes(-1), UsageError);
+}
+
+TEST(Tokenizer, OfNamesThatBeginAlikeTheLongestMatches) {
+  const SpecialTokens special(300, {"<a>", "<a>b", "", "x"});
+  EXPECT_EQ(special.match("-<a>bc", 1), 301);
+  EXPECT_EQ(special.match("-<a>c", 1), 300);
+  EXPECT_EQ(special.match("<a", 0), std::nullopt);
+  EXPECT_EQ(special.match("x", 0), 303);
+  EXPECT_EQ(special.match("<|reserved_token_302|>", 0), 302);
+}
+
+TEST(Tokenizer, SegmentsAreEncodedOneByOne) {
+  const auto tokenizer = with_tokens({"ab"});
+  const int64_t sep = *tokenizer.special_id("<|sep|>");
+  const EncodedSegments encoded = tokenizer.encode_segments({{"a"}, {"b"}, {"<|sep|>", true}, {"ab", false, true}});
+  EXPECT_THAT(encoded.ids, ElementsAre('a', 'b', sep, 256));
+  EXPECT_THAT(encoded.trained, ElementsAre(false, false, false, true));
+  // Nobody's text makes a control token.
+  EXPECT_EQ(tokenizer.encode_segments({{"<|sep|>"}}).ids, tokenizer.encode("<|sep|>"));
 }
 
 TEST(Tokenizer, RefusesDamagedRankFiles) {
@@ -191,6 +216,7 @@ TEST(Base64, RoundTripsAndRefuses) {
   for (const char* bad : {"YQ", "Y===", "YQ=a", "Y Q=", "\xff\xff\xff\xff"}) EXPECT_FALSE(base64_decode(bad)) << bad;
 }
 
+// T74: characters of 2, 3 and 4 bytes over several tokens; the incomplete tail comes once, at the end.
 TEST(StreamDecoder, NeverBreaksACharacter) {
   const auto tokenizer = with_tokens({});
   const std::string text = "a\xc3\xa9\xe9\x81\x93\xf0\x9f\x98\x80!";

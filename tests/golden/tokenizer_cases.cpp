@@ -1,8 +1,8 @@
-// Kind tokenizer: ids of texts, texts of ids, exactly.
+// Kind tokenizer: ids of texts, texts of ids, exactly. T03: Han beside Latin contractions, punctuation and digits are
+// among the texts.
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "furlong/base/error.h"
@@ -11,30 +11,13 @@
 #include "furlong/tokenizer/pretokenize.h"
 #include "furlong/tokenizer/tokenizer.h"
 #include "furlong/tokenizer/utf8.h"
+#include "tests/golden/tally.h"
 #include "tests/support/golden.h"
 
 namespace furlong::golden {
 namespace {
 
 using Ids = std::vector<int64_t>;
-
-/// Counts how many of a list of cases hold, so that one line stands for hundreds.
-class Tally {
- public:
-  explicit Tally(std::string what) : what_(std::move(what)) {}
-  void add(bool holds, const std::string& detail) {
-    ++count_;
-    if (!holds && first_fault_.empty()) first_fault_ = detail.empty() ? "(empty text)" : detail;
-  }
-  void report(Case& test) const {
-    test.expect(what_ + ": " + std::to_string(count_) + " cases", count_ > 0 && first_fault_.empty(), first_fault_);
-  }
-
- private:
-  std::string what_;
-  int64_t count_ = 0;
-  std::string first_fault_;
-};
 
 void check_encode(Case& test, const Tokenizer& tokenizer, const Tokenizer& other_table) {
   Tally ids_tally("ids"), pieces_tally("pre-tokens"), special_tally("ids with special tokens"),
