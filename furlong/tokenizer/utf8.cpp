@@ -27,6 +27,13 @@ Scan scan(std::string_view text, size_t at) {
   return {good, needed};
 }
 
+/// Length of the character that starts with `lead`; 1 for bytes that start none.
+size_t character_length(unsigned char lead) {
+  if (lead >= 0xf0 && lead < 0xf8) return 4;
+  if (lead >= 0xe0) return lead < 0xf0 ? 3 : 1;
+  return lead >= 0xc0 ? 2 : 1;
+}
+
 }  // namespace
 
 size_t utf8_length(std::string_view text, size_t at) {
@@ -40,6 +47,15 @@ char32_t utf8_value(std::string_view text, size_t at, size_t length) {
   char32_t value = byte(0) & (0x7f >> length);
   for (size_t i = 1; i < length; ++i) value = value << 6 | (byte(i) & 0x3f);
   return value;
+}
+
+size_t incomplete_utf8_tail(std::string_view text) {
+  for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;
+    return character_length(byte) > back ? back : 0;
+  }
+  return 0;
 }
 
 std::string replace_invalid_utf8(std::string_view text) {

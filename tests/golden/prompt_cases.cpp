@@ -9,6 +9,7 @@
 #include "furlong/base/sha256.h"
 #include "furlong/tokenizer/chat_template.h"
 #include "furlong/tokenizer/exact_json.h"
+#include "furlong/tokenizer/reply_parser.h"
 #include "tests/golden/tally.h"
 #include "tests/support/golden.h"
 
@@ -82,10 +83,37 @@ void check_refuse(Case& test, const Tokenizer& tokenizer) {
   refused.report(test);
 }
 
+Json calls_of(const Reply& reply) {
+  Json calls = Json::array();
+  for (const ReplyCall& call : reply.tool_calls) {
+    calls.push_back({{"name", call.name}, {"arguments", parse_json(call.arguments, call.name)}});
+  }
+  return calls;
+}
+
+void check_parse(Case& test, const Tokenizer& tokenizer) {
+  Tally replies("replies"), texts("ids of reply texts");
+  const Json file = read_json(test.folder() / "parse_reply.json");
+  for (const Json& entry : file.at("cases")) {
+    const Ids ids = entry.at("ids").get<Ids>();
+    texts.add(tokenizer.decode(ids) == entry.at("text").get<std::string>(), entry.at("name").get<std::string>());
+    ReplyOptions options;
+    options.thinking = entry.at("thinking").get<bool>();
+    const Reply reply = parse_reply(tokenizer, chat_format_of(tokenizer), ids, options);
+    replies.add(reply.reasoning == entry.at("reasoning").get<std::string>() &&
+                    reply.content == entry.at("content").get<std::string>() &&
+                    calls_of(reply) == entry.at("tool_calls"),
+                entry.at("name").get<std::string>());
+  }
+  replies.report(test);
+  texts.report(test);
+}
+
 void run_prompt(Case& test) {
   const Tokenizer tokenizer = Tokenizer::load(test.folder().parent_path() / "tokenizer");
   check_render(test, tokenizer);
   check_refuse(test, tokenizer);
+  check_parse(test, tokenizer);
 }
 
 void run_prompt_48b(Case& test) {
