@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All set-up, then every check and test.
 #
-#   bash runs/test.sh          format, layers, size, docs; unit, golden and integration tests
+#   bash runs/test.sh          format, layers, size, docs; unit, golden and integration tests; some fuzzing
 #   bash runs/test.sh --full   also clang-tidy and the whole suite under address and undefined-behaviour sanitizers
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,6 +33,9 @@ bash tools/compile_cuda.sh
 
 step "tests"
 ctest --preset cpu
+
+step "fuzzing"
+bash runs/fuzz.sh 20
 
 step "Python package"
 python="${FURLONG_PYTHON:-.venv/bin/python}"

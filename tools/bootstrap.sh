@@ -4,6 +4,7 @@
 #
 #   bash tools/bootstrap.sh           everything that building, testing and the demo need
 #   bash tools/bootstrap.sh --tidy    clang-tidy as well (runs/test.sh --full)
+#   bash tools/bootstrap.sh --fuzz    clang as well (runs/fuzz.sh)
 #
 #   FURLONG_PYTHON=/path/python3   use this interpreter, and the torch (2.11 or newer) that it already has
 #   FURLONG_PIP_ARGS="..."         extra arguments for pip, for example --index-url of a CPU-only torch mirror
@@ -14,16 +15,24 @@ TORCH_VERSION=2.13.0
 packages=(g++ make cmake ninja-build ccache git python3-venv libhwy-dev libtomlplusplus-dev nlohmann-json3-dev
   libcli11-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev bible-kjv xz-utils gzip jq)
 tools=("clang-format==18.1.8" "numpy>=1.26" "pytest>=8")
-for argument in "$@"; do
-  case "$argument" in
-    --tidy) tools+=("clang-tidy==18.1.8") ;;
-    *) echo "bootstrap.sh: unknown argument '$argument' (known: --tidy)" >&2; exit 2 ;;
-  esac
-done
-
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
+
+for argument in "$@"; do
+  case "$argument" in
+    --tidy) tools+=("clang-tidy==18.1.8") ;;
+    --fuzz) # the release that the findings were judged with, or the distribution's own
+      command -v clang++-16 >/dev/null || as_root apt-get update -qq
+      if [ -n "$(apt-cache -q search --names-only '^clang-16$' 2>/dev/null)" ]; then
+        packages+=(clang-16 libclang-rt-16-dev)
+      else
+        packages+=(clang libclang-rt-dev)
+      fi
+      ;;
+    *) echo "bootstrap.sh: unknown argument '$argument' (known: --tidy, --fuzz)" >&2; exit 2 ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do
