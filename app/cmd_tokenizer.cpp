@@ -1,4 +1,4 @@
-// furlong tokenizer: train a vocabulary, turn text into ids and back, look at one.
+// furlong tokenizer: train a vocabulary, turn text into ids and back, render prompts, parse replies, look at one.
 
 #include <cstdio>
 #include <iostream>
@@ -14,6 +14,9 @@
 #include "furlong/base/json.h"
 #include "furlong/base/log.h"
 #include "furlong/data/corpus.h"
+#include "furlong/tokenizer/chat.h"
+#include "furlong/tokenizer/chat_template.h"
+#include "furlong/tokenizer/reply_parser.h"
 #include "furlong/tokenizer/special_tokens.h"
 #include "furlong/tokenizer/tokenizer.h"
 #include "furlong/tokenizer/trainer.h"
@@ -74,6 +77,39 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   while (stream >> id) ids.push_back(id);
   if (!stream.eof()) throw UsageError("ids: need whole numbers separated by spaces");
   return ids;
+}
+
+/// The arguments' ids, else those of standard input.
+std::vector<int64_t> listed_ids(const std::vector<std::string>& arguments) {
+  std::string listed;
+  for (const std::string& id : arguments) listed += id + " ";
+  return parse_ids(text_of(listed, {}));
+}
+
+/// A prompt as JSON: segments, ids, and which of them a loss counts.
+OrderedJson prompt_json(const std::vector<TextSegment>& segments, const EncodedSegments& encoded) {
+  OrderedJson list = OrderedJson::array();
+  for (const TextSegment& segment : segments) {
+    list.push_back({{"text", segment.text}, {"special", segment.special}, {"trained", segment.trained}});
+  }
+  OrderedJson trained = OrderedJson::array();
+  for (const bool counts : encoded.trained) trained.push_back(counts ? 1 : 0);
+  return {{"text", prompt_text(segments)}, {"segments", list}, {"ids", encoded.ids}, {"trained", trained}};
+}
+
+OrderedJson reply_json(const Reply& reply) {
+  const auto calls = [](const std::vector<ReplyCall>& all) {
+    OrderedJson list = OrderedJson::array();
+    for (const ReplyCall& call : all) {
+      list.push_back({{"id", call.id}, {"name", call.name}, {"arguments", call.arguments}});
+    }
+    return list;
+  };
+  return {{"reasoning", reply.reasoning},
+          {"content", reply.content},
+          {"tool_calls", calls(reply.tool_calls)},
+          {"unfinished_calls", calls(reply.unfinished_calls)},
+          {"ended", reply.ended}};
 }
 
 void inspect(const Tokenizer& tokenizer, bool as_json) {
@@ -138,22 +174,79 @@ void add_encode(CLI::App& group, const std::shared_ptr<std::filesystem::path>& t
 void add_decode(CLI::App& group, const std::shared_ptr<std::filesystem::path>& tokenizer) {
   struct Options {
     std::vector<std::string> ids;
-    bool raw = false;
+    bool raw = false, skip_special = false;
   };
   auto* command = group.add_subcommand("decode", "Print the text of token ids");
   auto options = std::make_shared<Options>();
   command->add_option("ID", options->ids, "The ids; without any, standard input is read");
   command->add_option("--tokenizer", *tokenizer, "Folder with tiktoken.model")->required();
   command->add_flag("--raw", options->raw, "The bytes as they are: no newline added, invalid UTF-8 not replaced");
+  command->add_flag("--skip-special", options->skip_special,
+                    "Leave special tokens out instead of printing their names");
   command->footer(
       "Example:\n  furlong tokenizer encode --tokenizer tokenizer 'In the beginning' |\n"
       "    furlong tokenizer decode --tokenizer tokenizer");
   command->callback([options, tokenizer] {
-    std::string listed;
-    for (const std::string& id : options->ids) listed += id + " ";
-    const std::string text = Tokenizer::load(*tokenizer).decode(parse_ids(text_of(listed, {})));
+    const Tokenizer loaded = Tokenizer::load(*tokenizer);
+    const auto ids = listed_ids(options->ids);
+    const std::string text = options->skip_special ? loaded.decode_ordinary(ids) : loaded.decode(ids);
     const std::string shown = options->raw ? text : replace_invalid_utf8(text) + "\n";
     std::fwrite(shown.data(), 1, shown.size(), stdout);
+  });
+}
+
+void add_render(CLI::App& group, const std::shared_ptr<std::filesystem::path>& tokenizer) {
+  struct Options {
+    std::filesystem::path chat;
+    bool ids = false, json = false;
+  };
+  auto* command =
+      group.add_subcommand("render", "Print the prompt of a conversation, as the tokenizer's model reads it");
+  auto options = std::make_shared<Options>();
+  command->add_option("CHAT", options->chat,
+                      "JSON with messages and, if wanted, tools, thinking, thinking_effort, tool_choice, "
+                      "response_format, add_generation_prompt, image_prompts; without it, standard input is read");
+  command->add_option("--tokenizer", *tokenizer, "Folder with tiktoken.model and tokenizer_config.json")->required();
+  auto* ids = command->add_flag("--ids", options->ids, "Print the ids instead of the text");
+  command->add_flag("--json", options->json, "Print text, segments, ids and loss mask as JSON")->excludes(ids);
+  command->footer("Example:\n  furlong tokenizer render chat.json --tokenizer tokenizer");
+  command->callback([options, tokenizer] {
+    const Tokenizer loaded = Tokenizer::load(*tokenizer);
+    const std::string where = options->chat.empty() ? "standard input" : options->chat.string();
+    const auto segments = render_chat(chat_format_of(loaded), parse_chat(text_of({}, options->chat), where));
+    if (!options->ids && !options->json) {
+      const std::string text = prompt_text(segments) + "\n";
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      return;
+    }
+    const EncodedSegments encoded = loaded.encode_segments(segments);
+    if (options->ids) return print_ids(encoded.ids);
+    std::puts(prompt_json(segments, encoded).dump(2).c_str());
+  });
+}
+
+void add_parse(CLI::App& group, const std::shared_ptr<std::filesystem::path>& tokenizer) {
+  struct Options {
+    std::vector<std::string> ids;
+    std::filesystem::path file;
+    bool no_thinking = false;
+  };
+  auto* command = group.add_subcommand("parse", "Split a model's reply into reasoning, content and tool calls");
+  auto options = std::make_shared<Options>();
+  auto* ids =
+      command->add_option("ID", options->ids, "The reply's ids; without any and --file, standard input is read");
+  command->add_option("--file", options->file, "Read the reply as text, names of special tokens in it as those tokens")
+      ->excludes(ids);
+  command->add_option("--tokenizer", *tokenizer, "Folder with tiktoken.model and tokenizer_config.json")->required();
+  command->add_flag("--no-thinking", options->no_thinking,
+                    "The prompt ended in the answer, not in the thinking channel");
+  command->footer("Example:\n  furlong tokenizer parse --tokenizer tokenizer --file reply.txt");
+  command->callback([options, tokenizer] {
+    const Tokenizer loaded = Tokenizer::load(*tokenizer);
+    const auto reply_ids =
+        options->file.empty() ? listed_ids(options->ids) : loaded.encode_with_special(read_file(options->file));
+    const ReplyOptions how = {.thinking = !options->no_thinking};
+    std::puts(reply_json(parse_reply(loaded, chat_format_of(loaded), reply_ids, how)).dump(2).c_str());
   });
 }
 
@@ -175,6 +268,8 @@ void add_tokenizer(CLI::App& app, int&) {
   add_train(*group);
   add_encode(*group, folder);
   add_decode(*group, folder);
+  add_render(*group, folder);
+  add_parse(*group, folder);
   add_inspect(*group, folder);
 }
 

@@ -144,8 +144,8 @@ refused "no command" 2 'command' "$furlong"
 refused "unknown command" 2 "'tran'.*'train'" "$furlong" tran
 refused "unknown command of a group" 2 "'prepair'.*'prepare'" "$furlong" data prepair
 refused "unknown option" 2 '--chekpoint' "$furlong" inspect "$tmp/run" --chekpoint x
-for command in train eval "eval loss" generate tokenizer "tokenizer train" "tokenizer encode" "tokenizer decode" data \
-  "data prepare" "data inspect" inspect plan report; do
+for command in train eval "eval loss" generate tokenizer "tokenizer train" "tokenizer encode" "tokenizer decode" \
+  "tokenizer render" "tokenizer parse" data "data prepare" "data inspect" inspect plan report; do
   # shellcheck disable=SC2086
   refused "$command without arguments" 2 "$command: .*required" "$furlong" $command
 done
@@ -370,6 +370,25 @@ refused "shards over other files" 2 "$tmp/text" "$furlong" data prepare "$tmp/te
 refused "no tokenizer there" 1 'tiktoken.model' "$furlong" data prepare "$tmp/text/small.txt" --tokenizer "$tmp/text" --out "$tmp/prepared"
 refused "ids that are no numbers" 2 ids "$furlong" tokenizer decode --tokenizer "$tmp/data" 12 x
 refused "id outside the vocabulary" 2 '99999' "$furlong" tokenizer decode --tokenizer "$tmp/data" 99999
+
+# --- Conversations and replies.
+render=("$furlong" tokenizer render --tokenizer "$tmp/data" "$tmp/chat.json")
+chat_refused() { # chat_refused NAME PATTERN JSON
+  printf '%s' "$3" >"$tmp/chat.json"
+  refused "$1" 2 "$2" "${render[@]}"
+}
+chat_refused "chat that is no JSON" 'chat.json: not valid JSON' '{"messages":'
+chat_refused "chat of invalid UTF-8" 'chat.json: not valid JSON' $'{"messages":[{"role":"user","content":"\xff"}]}'
+chat_refused "chat nested 100,000 deep" 'chat.json: nested deeper' "$(head -c 100000 /dev/zero | tr '\0' '[')"
+chat_refused "chat without messages" "'messages'" '{}'
+chat_refused "chat with a misspelt option" "thinking_efort.*'thinking_effort'" '{"messages":[],"thinking_efort":"max"}'
+chat_refused "chat of an unknown role" 'messages\[0\].role.*boss' '{"messages":[{"role":"boss"}]}'
+chat_refused "tool result of no tool" 'tool result' '{"messages":[{"role":"tool","content":"x"}]}'
+chat_refused "media sequence of no image" 'image_prompts' '{"messages":[],"image_prompts":["x"]}'
+refused "chat that is not there" 1 'nowhere.json' "$furlong" tokenizer render --tokenizer "$tmp/data" "$tmp/nowhere.json"
+refused "reply of ids outside the vocabulary" 2 '99999' "$furlong" tokenizer parse --tokenizer "$tmp/data" 99999
+head -c 3000 "$furlong" >"$tmp/reply.txt"
+accepted "reply of any bytes" '"ended": false' "$furlong" tokenizer parse --tokenizer "$tmp/data" --file "$tmp/reply.txt"
 
 # --- Folders that cannot be written, disks that are full.
 : >"$tmp/file"
