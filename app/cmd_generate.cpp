@@ -8,6 +8,7 @@
 #include "app/commands.h"
 #include "furlong/checkpoint/run_folder.h"
 #include "furlong/infer/engine.h"
+#include "furlong/model/hf_folder.h"
 #include "furlong/model/weights.h"
 #include "furlong/tokenizer/tokenizer.h"
 
@@ -33,7 +34,8 @@ void generate(Arguments& arguments) {
   const auto decoder = load_decoder(folder, arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat, at::kCPU);
   const std::string prompt = read_prompt(arguments.prompt);
   arguments.request.prompt_ids = tokenizer.encode(prompt);
-  arguments.request.stop_ids = {tokenizer.end_of_document()};
+  arguments.request.stop_ids = stop_ids_of(folder, decoder->config().vocab_size);
+  arguments.request.stop_ids.push_back(tokenizer.end_of_document());
   arguments.request.num_ids = tokenizer.vocab_size();
   if (arguments.request.prompt_ids.empty()) throw UsageError("--prompt: is empty, need some text to go on from");
 
@@ -55,18 +57,18 @@ void generate(Arguments& arguments) {
   fmt::print(stderr, "{} prompt tokens in {:.2f} s, {} tokens in {:.2f} s ({:.1f} tokens/s), {}\n",
              result.prompt_tokens, result.prefill_seconds, result.ids.size(), result.decode_seconds,
              result.decode_seconds > 0 ? drawn / result.decode_seconds : 0.0,
-             result.reason == StopReason::kStopId ? "stopped at the end of the document" : "stopped at --max-tokens");
+             result.reason == StopReason::kStopId ? "stopped at a stop id" : "stopped at --max-tokens");
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app, int&) {
-  auto* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  auto* command = app.add_subcommand("generate", "Continue a text with a trained or published model");
   const auto arguments = std::make_shared<Arguments>();
   SamplingOptions& sampling = arguments->request.sampling;
   sampling.temperature = 0.8;
   sampling.top_p = 0.95;
-  command->add_option("--checkpoint", arguments->checkpoint, "Run folder or checkpoint folder")->required();
+  command->add_option("--checkpoint", arguments->checkpoint, "Run, checkpoint or Hugging Face folder")->required();
   command->add_option("--prompt", arguments->prompt, "Text to go on from; - reads standard input")->required();
   command->add_option("--max-tokens", arguments->request.max_tokens, "Most tokens to draw")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))

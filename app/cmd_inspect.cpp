@@ -3,20 +3,33 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/format.h"
 #include "app/model_config.h"
+#include "furlong/checkpoint/checksum.h"
 #include "furlong/checkpoint/named_tensors.h"
 #include "furlong/checkpoint/run_folder.h"
+#include "furlong/model/checkpoint_map.h"
 #include "furlong/model/count.h"
-#include "furlong/model/weights.h"
+#include "furlong/model/hf_folder.h"
 
 namespace furlong::app {
 
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kListedTensors = 2000;
+constexpr uint64_t kChecksumBytes = 4'000'000'000;  // a few seconds
+
+struct Arguments {
+  std::string path;
+  bool json = false;
+  bool tensors = false;
+  std::optional<bool> checksums;
+};
 
 /// "kKKM": one letter a layer, K for KDA and M for MLA, small where the feed-forward is dense.
 std::string layer_pattern(const ModelConfig& config) {
@@ -44,18 +57,50 @@ OrderedJson describe_config(const ModelConfig& config) {
           {"config", config_to_json(config)}};
 }
 
-OrderedJson describe_tensors(const fs::path& path) {
-  const CheckpointReader reader(path);
+OrderedJson describe_group(const GroupReport& group) {
+  OrderedJson result = {
+      {"group", group.name}, {"tensors", group.tensors}, {"bytes", group.bytes}, {"dtypes", group.dtypes}};
+  if (!group.checksum.empty()) result["checksum"] = group.checksum;
+  return result;
+}
+
+OrderedJson list_tensors(const CheckpointReader& reader, bool checksums) {
   OrderedJson list = OrderedJson::array();
   for (const std::string& name : reader.names()) {
-    list.push_back({{"name", name},
-                    {"dtype", reader.dtype(name)},
-                    {"shape", reader.shape(name)},
-                    {"checksum", tensor_checksum(reader.tensor(name))}});
+    OrderedJson tensor = {{"name", name}, {"dtype", reader.dtype(name)}, {"shape", reader.shape(name)}};
+    if (checksums) tensor["checksum"] = checksum_text(checksum64(reader.bytes(name)));
+    list.push_back(std::move(tensor));
   }
-  OrderedJson result;
+  return list;
+}
+
+OrderedJson describe_tensors(const CheckpointReader& reader, const std::optional<ModelConfig>& config,
+                             const Arguments& arguments) {
+  std::map<std::string, std::pair<int64_t, double>> by_dtype;
+  uint64_t bytes = 0;
+  int64_t number = 0;
+  for (const std::string& name : reader.names()) {
+    double elements = 1;
+    for (const int64_t size : reader.shape(name)) elements *= static_cast<double>(size);
+    auto& [tensors, sum] = by_dtype[reader.dtype(name)];
+    ++tensors;
+    sum += elements;
+    bytes += reader.byte_size(name);
+    ++number;
+  }
+  const bool checksums = arguments.checksums.value_or(bytes <= kChecksumBytes);
+  OrderedJson result = {{"files", reader.files().size()}, {"tensor_count", number}, {"bytes", bytes}};
+  for (const auto& [dtype, sums] : by_dtype) {
+    result["dtypes"][dtype] = {{"tensors", sums.first}, {"elements", sums.second}};
+  }
+  if (config) {
+    for (const GroupReport& group : describe_checkpoint(*config, reader, checksums)) {
+      result["groups"].push_back(describe_group(group));
+    }
+  }
+  if (!checksums) result["checksums"] = "not taken: --checksums reads every byte";
   result["metadata"] = reader.metadata();
-  result["tensors"] = std::move(list);
+  if (arguments.tensors || number <= kListedTensors) result["tensors"] = list_tensors(reader, checksums);
   return result;
 }
 
@@ -75,21 +120,39 @@ void print_config(const OrderedJson& model) {
   fmt::print("\n{}", json_to_toml(model["config"]));
 }
 
-void print_tensors(const OrderedJson& tensors) {
-  std::map<std::string, std::pair<int64_t, double>> by_dtype;
-  for (const OrderedJson& tensor : tensors["tensors"]) {
-    double elements = 1;
-    for (const auto& size : tensor["shape"]) elements *= size.get<double>();
-    auto& [number, sum] = by_dtype[tensor["dtype"].get<std::string>()];
-    number += 1;
-    sum += elements;
+void print_groups(const OrderedJson& groups) {
+  fmt::print("\n");
+  for (const OrderedJson& group : groups) {
+    std::string dtypes;
+    for (const auto& [dtype, tensors] : group["dtypes"].items()) {
+      dtypes += fmt::format("{}{} {}", dtypes.empty() ? "" : ", ", tensors.get<int64_t>(), dtype);
+    }
+    fmt::print("  {:<20} {:>8} tensors {:>11}  {:<32} {}\n", group["group"].get<std::string>(),
+               group["tensors"].get<int64_t>(), human_bytes(group["bytes"].get<double>()), dtypes,
+               group.value("checksum", ""));
+  }
+}
+
+void print_tensors(const OrderedJson& file) {
+  if (file.contains("groups")) print_groups(file["groups"]);
+  if (file.contains("tensors")) fmt::print("\n");
+  for (const OrderedJson& tensor : file.value("tensors", OrderedJson::array())) {
     fmt::print("  {:<72} {:<5} {:<18} {}\n", tensor["name"].get<std::string>(), tensor["dtype"].get<std::string>(),
-               tensor["shape"].dump(), tensor["checksum"].get<std::string>());
+               tensor["shape"].dump(), tensor.value("checksum", ""));
   }
-  for (const auto& [dtype, sums] : by_dtype) {
-    fmt::print("{}: {} tensors, {} elements\n", dtype, sums.first, human_count(sums.second));
+  fmt::print("\n{} tensors, {} in {} file{}\n", file["tensor_count"].get<int64_t>(),
+             human_bytes(file["bytes"].get<double>()), file["files"].get<int64_t>(),
+             file["files"].get<int64_t>() == 1 ? "" : "s");
+  for (const auto& [dtype, sums] : file["dtypes"].items()) {
+    fmt::print("{}: {} tensors, {} elements\n", dtype, sums["tensors"].get<int64_t>(),
+               human_count(sums["elements"].get<double>()));
   }
-  for (const auto& [key, value] : tensors["metadata"].items()) {
+  if (file.contains("carried")) {
+    fmt::print("{} tensors of parts that are not run (vision) are carried through untouched\n", file["carried"].size());
+  }
+  if (!file.contains("tensors")) fmt::print("tensors are not listed: --tensors lists them\n");
+  if (file.contains("checksums")) fmt::print("checksums {}\n", file["checksums"].get<std::string>());
+  for (const auto& [key, value] : file["metadata"].items()) {
     fmt::print("{} = {}\n", key, value.get<std::string>());
   }
 }
@@ -98,58 +161,89 @@ bool holds_tensors(const fs::path& folder) {
   return fs::exists(folder / "model.safetensors") || fs::exists(folder / "model.safetensors.index.json");
 }
 
-OrderedJson inspect(const fs::path& path) {
-  if (!fs::exists(path)) throw IoError(path.string() + ": no such file or folder");
+/// What a folder or file holds, and the fault that a command which loads it would report.
+struct Inspection {
   OrderedJson result;
-  if (fs::is_directory(path)) {
-    const fs::path folder = find_checkpoint(path);
-    result["path"] = folder.string();
-    result["model"] = describe_config(ModelConfig::load(folder));
-    if (holds_tensors(folder)) result["file"] = describe_tensors(folder);
-    return result;
+  std::optional<FormatError> fault;
+};
+
+void inspect_folder(const fs::path& folder, const Arguments& arguments, Inspection& inspection) {
+  OrderedJson& result = inspection.result;
+  const ModelConfig config = ModelConfig::load(folder);
+  result["path"] = folder.string();
+  result["model"] = describe_config(config);
+  const Json quantization = quantization_of(folder);
+  if (!quantization.is_null()) result["quantization"] = quantization;
+  if (!holds_tensors(folder)) return;
+  const CheckpointReader reader(folder);
+  result["file"] = describe_tensors(reader, config, arguments);
+  try {
+    const std::vector<std::string> carried = map_checkpoint(Decoder(config), reader, folder).carried;
+    if (!carried.empty()) result["file"]["carried"] = carried;
+  } catch (const FormatError& error) {
+    inspection.fault = error;
   }
-  result["path"] = path.string();
+}
+
+Inspection inspect(const Arguments& arguments) {
+  const fs::path path = arguments.path;
+  if (!fs::exists(path)) throw IoError(path.string() + ": no such file or folder");
+  Inspection inspection;
+  if (fs::is_directory(path)) {
+    inspect_folder(find_checkpoint(path), arguments, inspection);
+    return inspection;
+  }
+  inspection.result["path"] = path.string();
   if (path.extension() == ".toml" || path.extension() == ".json") {
-    result["model"] = describe_config(load_model_config(path));
+    inspection.result["model"] = describe_config(load_model_config(path));
   } else if (path.extension() == ".safetensors") {
-    result["file"] = describe_tensors(path);
+    inspection.result["file"] = describe_tensors(CheckpointReader(path), std::nullopt, arguments);
   } else {
     throw UsageError(path.string() +
                      ": need a model or training TOML, a config.json, a .safetensors file, a checkpoint or a run");
   }
-  return result;
+  return inspection;
+}
+
+void print(const OrderedJson& result) {
+  fmt::print("{}\n", result["path"].get<std::string>());
+  if (result.contains("model")) print_config(result["model"]);
+  if (result.contains("quantization")) {
+    fmt::print("\nquantization: {} ({})\n", result["quantization"].value("format", "of no format"),
+               result["quantization"].value("quant_method", "no method"));
+  }
+  if (result.contains("file")) print_tensors(result["file"]);
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app, int&) {
   auto* command = app.add_subcommand("inspect", "Say what a config, checkpoint or tensor file holds");
-  struct Arguments {
-    std::string path;
-    bool json = false;
-  };
   const auto arguments = std::make_shared<Arguments>();
   command
       ->add_option("path", arguments->path,
-                   "Model or training TOML, config.json, checkpoint, run folder or .safetensors file")
+                   "Model or training TOML, config.json, checkpoint or Hugging Face folder, run folder or .safetensors "
+                   "file")
       ->required();
   command->add_flag("--json", arguments->json, "One JSON object");
+  command->add_flag("--tensors", arguments->tensors, "List every tensor, however many there are");
+  command->add_flag("--checksums,!--no-checksums", arguments->checksums,
+                    "Read every byte for checksums; by default for checkpoints up to 4 GB");
   command->footer(
       "Examples:\n"
       "  furlong inspect configs/model/kimi-k3.toml\n"
+      "  furlong inspect Kimi-Linear-48B-A3B-Instruct --checksums\n"
       "  furlong inspect out/demo/run --json");
   command->callback([arguments] {
-    const OrderedJson result = inspect(arguments->path);
+    const Inspection inspection = inspect(*arguments);
     if (arguments->json) {
-      fmt::print("{}\n", result.dump(2));
+      fmt::print("{}\n", inspection.result.dump(2));
     } else {
-      fmt::print("{}\n", result["path"].get<std::string>());
-      if (result.contains("model")) print_config(result["model"]);
-      if (result.contains("file")) print_tensors(result["file"]);
+      print(inspection.result);
     }
     std::fflush(stdout);
     // What does not fit is shown, then refused as every command that loads it would.
-    if (result.contains("model") && result.contains("file")) check_weights(result["path"].get<std::string>());
+    if (inspection.fault) throw FormatError(*inspection.fault);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
@@ -99,6 +100,32 @@ void verify(const SafetensorsFile& file) {
                     stored->second);
 }
 
+at::Tensor copy_of(const TensorEntry& entry, std::span<const std::byte> data) {
+  at::Tensor result = at::empty(entry.shape, at::TensorOptions(scalar_type(entry.dtype)));
+  if (!data.empty()) std::memcpy(result.mutable_data_ptr(), data.data(), data.size());
+  return result;
+}
+
+/// The tensors of a file in the order of their data.
+std::vector<std::pair<std::string, TensorEntry>> in_file_order(const SafetensorsFile& file) {
+  std::vector<std::pair<std::string, TensorEntry>> result(file.tensors().begin(), file.tensors().end());
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.second.offset < b.second.offset; });
+  return result;
+}
+
+/// What stands in place of a tensor of `file`; in its dtype and shape.
+at::Tensor replacement(const SafetensorsFile& file, const std::string& name, const TensorEntry& entry,
+                       const std::function<at::Tensor(const std::string&)>& value_of) {
+  const at::Tensor value = value_of(name);
+  if (!value.defined()) return copy_of(entry, file.data(entry));
+  if (c10::multiply_integers(entry.shape) != value.numel()) {
+    throw UsageError(file.path().string() + ": tensor '" + name + "': got " + std::to_string(value.numel()) +
+                     " values for " + std::to_string(entry.bytes) + " bytes of " + entry.dtype);
+  }
+  return value.detach().to(at::kCPU).to(scalar_type(entry.dtype)).contiguous().reshape(entry.shape);
+}
+
 /// The index to read, or nothing when `path` is, or holds, a single file.
 fs::path find_index(const fs::path& path, const std::string& stem, fs::path* single) {
   if (!fs::is_directory(path)) {
@@ -123,6 +150,15 @@ fs::path find_index(const fs::path& path, const std::string& stem, fs::path* sin
   return index;
 }
 
+/// All missing shards at once: who copies a checkpoint wants the whole list.
+void check_present(const fs::path& index, const std::set<std::string>& shards) {
+  std::string missing;
+  for (const std::string& shard : shards) {
+    if (!fs::exists(index.parent_path() / shard)) missing += (missing.empty() ? "" : ", ") + shard;
+  }
+  if (!missing.empty()) throw IoError(index.string() + ": files that it lists are missing: " + missing);
+}
+
 }  // namespace
 
 CheckpointReader::CheckpointReader(const fs::path& file_or_folder, const std::string& stem) {
@@ -135,6 +171,7 @@ CheckpointReader::CheckpointReader(const fs::path& file_or_folder, const std::st
   } else {
     shard_of = read_shard_index(index);
     for (const auto& [name, shard] : shard_of) shards.insert(shard);
+    check_present(index, shards);
     for (const std::string& shard : shards) {
       files_.push_back(std::make_unique<SafetensorsFile>(index.parent_path() / shard));
     }
@@ -190,18 +227,28 @@ std::map<std::string, std::string> CheckpointReader::metadata() const {
   return result;
 }
 
-at::Tensor CheckpointReader::tensor(const std::string& name) const {
+uint64_t CheckpointReader::byte_size(const std::string& name) const {
+  return file_with(name).tensors().at(name).bytes;
+}
+
+std::vector<fs::path> CheckpointReader::files() const {
+  std::vector<fs::path> result;
+  for (const auto& file : files_) result.push_back(file->path());
+  return result;
+}
+
+std::span<const std::byte> CheckpointReader::bytes(const std::string& name) const {
   const SafetensorsFile& file = file_with(name);
   const size_t index = file_of_.at(name);
   if (!verified_[index]) {
     verify(file);
     verified_[index] = true;
   }
-  const TensorEntry& entry = file.tensors().at(name);
-  at::Tensor result = at::empty(entry.shape, at::TensorOptions(scalar_type(entry.dtype)));
-  const std::span<const std::byte> data = file.data(entry);
-  if (!data.empty()) std::memcpy(result.mutable_data_ptr(), data.data(), data.size());
-  return result;
+  return file.data(file.tensors().at(name));
+}
+
+at::Tensor CheckpointReader::tensor(const std::string& name) const {
+  return copy_of(file_with(name).tensors().at(name), bytes(name));
 }
 
 void write_tensors(const fs::path& path, const NamedTensors& tensors, std::map<std::string, std::string> metadata) {
@@ -217,6 +264,26 @@ void write_tensors(const fs::path& path, const NamedTensors& tensors, std::map<s
   std::sort(by_name.begin(), by_name.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   metadata[kChecksumKey] = content_checksum(by_name, metadata);
   write_safetensors(path, sources, metadata);
+}
+
+void write_tensors_like(const fs::path& source, const fs::path& path,
+                        const std::function<at::Tensor(const std::string& name)>& value_of) {
+  const SafetensorsFile file(source);
+  const auto entries = in_file_order(file);
+  if (file.metadata().count(kChecksumKey) > 0) {
+    NamedTensors tensors;
+    for (const auto& [name, entry] : entries) tensors.emplace_back(name, replacement(file, name, entry, value_of));
+    write_tensors(path, tensors, file.metadata());
+    return;
+  }
+  AtomicFile out(path);
+  const std::span<const std::byte> header = file.header();
+  out.write(header.data(), header.size());
+  for (const auto& [name, entry] : entries) {
+    const at::Tensor tensor = replacement(file, name, entry, value_of);
+    out.write(tensor.const_data_ptr(), tensor.nbytes());
+  }
+  out.commit();
 }
 
 std::string tensor_checksum(const at::Tensor& tensor) {

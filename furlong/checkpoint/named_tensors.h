@@ -4,9 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +32,12 @@ class CheckpointReader {
   bool contains(const std::string& name) const;
   std::vector<int64_t> shape(const std::string& name) const;
   std::string dtype(const std::string& name) const;
+  uint64_t byte_size(const std::string& name) const;
+  /// The mapped bytes as they stand in the file, alive as long as the reader. Verified as those of tensor().
+  std::span<const std::byte> bytes(const std::string& name) const;
   std::map<std::string, std::string> metadata() const;
+  /// The files that hold the tensors.
+  std::vector<std::filesystem::path> files() const;
   /// A copy in memory. FormatError when there is none of this name. Where the file's metadata holds a checksum of its
   /// data (see write_tensors), it is verified before the first tensor is handed out.
   at::Tensor tensor(const std::string& name) const;
@@ -45,6 +54,12 @@ class CheckpointReader {
 /// device; made contiguous first.
 void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors,
                    std::map<std::string, std::string> metadata = {});
+
+/// Writes a file laid out as `source`: its header byte for byte, and for each tensor the value that `value_of` gives
+/// (cast to the file's dtype; as many elements), or the source's own bytes where it gives an undefined tensor. One
+/// tensor is in memory at a time. A checksum in the metadata (see write_tensors) is renewed; then all of them are.
+void write_tensors_like(const std::filesystem::path& source, const std::filesystem::path& path,
+                        const std::function<at::Tensor(const std::string& name)>& value_of);
 
 /// 64-bit checksum as 16 hex digits, over a tensor's bytes (see checksum.h).
 std::string tensor_checksum(const at::Tensor& tensor);

@@ -137,7 +137,7 @@ TEST_F(NamedTensorsTest, HonoursTheIndexExactly) {
     const char* index;
     const char* fault;
   } cases[] = {
-      {R"({"weight_map":{"a":"one.safetensors","b":"three.safetensors"}})", "three.safetensors: cannot open"},
+      {R"({"weight_map":{"a":"one.safetensors","b":"three.safetensors"}})", "missing: three.safetensors"},
       {R"({"weight_map":{"a":"two.safetensors","b":"one.safetensors"}})", "says that it is in"},
       {R"({"weight_map":{"c":"one.safetensors","b":"two.safetensors"}})", "tensor 'a': model.safetensors.index.json"},
       {R"({"weight_map":{"a":"one.safetensors","x":"one.safetensors"}})", "tensor 'x' is missing"},
@@ -192,6 +192,48 @@ TEST(Checksum, IsTheSameForAnyNumberOfThreads) {
   EXPECT_EQ(checksum64(std::as_bytes(std::span(words))), one);
   omp_set_num_threads(threads);
   EXPECT_EQ(tensor_checksum(at::zeros({0})), tensor_checksum(at::zeros({0, 3})));
+}
+
+// T20: a shard that the index names is gone; all that are gone are listed.
+TEST_F(NamedTensorsTest, ListsEveryMissingShard) {
+  put_index(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"three.safetensors"}})");
+  write_tensors(folder_ / "two.safetensors", {{"b", at::zeros({2})}});
+  EXPECT_THAT(refusal(), HasSubstr("files that it lists are missing: one.safetensors, three.safetensors"));
+}
+
+// T97: offsets beyond 4 GiB, in a sparse file.
+TEST_F(NamedTensorsTest, ReadsBehindFourGibibytes) {
+  const uint64_t far = 5'000'000'000;
+  const std::string header = R"({"big":{"dtype":"U8","shape":[5000000000],"data_offsets":[0,5000000000]},)"
+                             R"("end":{"dtype":"I32","shape":[1],"data_offsets":[5000000000,5000000004]}})";
+  std::ofstream file(path_, std::ios::binary);
+  const uint64_t header_bytes = header.size();
+  file.write(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
+  file << header;
+  file.seekp(static_cast<std::streamoff>(sizeof(header_bytes) + header_bytes + far));
+  const int32_t value = 1234567;
+  file.write(reinterpret_cast<const char*>(&value), sizeof(value));
+  file.close();
+  const CheckpointReader reader(folder_);
+  EXPECT_EQ(reader.tensor("end").item<int32_t>(), value);
+  EXPECT_EQ(reader.byte_size("big"), far);
+}
+
+TEST_F(NamedTensorsTest, WritesAFileLaidOutAsAnother) {
+  // Another writer: keys out of order, blanks in the header, no checksum.
+  const std::string header = R"({ "b":{"shape":[2],"data_offsets":[4,8],"dtype":"BF16"},)"
+                             R"( "a":{"dtype":"F32","data_offsets":[0,4],"shape":[1]} }   )";
+  std::string text(8, '\0');
+  text[0] = static_cast<char>(header.size());
+  text += header + std::string("\0\0\x80\x3f\x80\x3f\0\x40", 8);
+  write_file_atomic(path_, text);
+  const fs::path again = folder_ / "again.safetensors";
+  write_tensors_like(path_, again, [](const std::string&) { return at::Tensor(); });
+  EXPECT_EQ(read_file(again), text);
+  const CheckpointReader reader(path_);
+  write_tensors_like(path_, again, [&](const std::string& name) { return reader.tensor(name).to(at::kFloat); });
+  EXPECT_EQ(read_file(again), text);
+  EXPECT_THROW(write_tensors_like(path_, again, [](const std::string&) { return at::zeros({3}); }), UsageError);
 }
 
 }  // namespace

@@ -107,7 +107,8 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(p
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof(header_bytes), header_bytes);
   SafetensorsHeader header = parse_safetensors_header(text, rest - header_bytes, path_.string());
-  for (auto& [name, entry] : header.tensors) entry.offset += sizeof(header_bytes) + header_bytes;
+  header_bytes_ = sizeof(header_bytes) + header_bytes;
+  for (auto& [name, entry] : header.tensors) entry.offset += header_bytes_;
   tensors_ = std::move(header.tensors);
   metadata_ = std::move(header.metadata);
 }

@@ -35,10 +35,13 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   std::span<const std::byte> data(const TensorEntry& entry) const;
   const std::filesystem::path& path() const { return path_; }
+  /// The header's length and text as they stand at the beginning of the file.
+  std::span<const std::byte> header() const { return file_.bytes().first(header_bytes_); }
 
  private:
   std::filesystem::path path_;
   MappedFile file_;
+  size_t header_bytes_ = 0;  // with its length
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -37,9 +37,12 @@ namespace {
 /// Refuses with "where: key 'k' ..." when the condition does not hold.
 struct Checker {
   const std::string& where;
+  const std::map<std::string, std::string>& names;
 
   void need(bool holds, const char* key, const std::string& why) const {
-    if (!holds) throw ConfigError(fmt::format("{}: key '{}' {}", where, key, why));
+    if (holds) return;
+    const auto named = names.find(key);
+    throw ConfigError(fmt::format("{}: key '{}' {}", where, named == names.end() ? key : named->second, why));
   }
   void positive(int64_t value, const char* key, const char* user) const {
     need(value > 0, key, fmt::format("is {}, must be positive: {} need it", value, user));
@@ -91,8 +94,8 @@ void check_feed_forward(const ModelConfig& c, const Checker& check) {
 
 }  // namespace
 
-void ModelConfig::validate(const std::string& where) const {
-  const Checker check{where};
+void ModelConfig::validate(const std::string& where, const std::map<std::string, std::string>& names) const {
+  const Checker check{where, names};
   check_layers(*this, check);
   check_mixers(*this, check);
   check_feed_forward(*this, check);

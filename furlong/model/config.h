@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -142,8 +143,9 @@ struct ModelConfig {
   /// Of everything that decides parameters and results; equal for configs that can share states.
   uint64_t fingerprint() const;
 
-  /// Cross-checks that ranges of single keys cannot say. ConfigError with `where` in front.
-  void validate(const std::string& where) const;
+  /// Cross-checks that ranges of single keys cannot say. ConfigError with `where` in front; `names` gives the keys of
+  /// this struct another file's spelling.
+  void validate(const std::string& where, const std::map<std::string, std::string>& names = {}) const;
 
   /// Puts keys of mechanisms that are off back to their defaults, so that switching one off (`--set moe.num_experts=0`)
   /// needs one key and gives one config.

@@ -86,7 +86,9 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_N, const SequenceLayout& la
   }
   ResidualStream stream(embed(tokens_N, layout), config_.attnres_block_size);
   ForwardRecord* record = options.record;
+  const bool keep_stream = record != nullptr && record->keep_stream;
   if (record != nullptr) record->layers.assign(layers_.size(), {});
+  if (keep_stream) record->stream_ND.clear();
   for (size_t i = 0; i < layers_.size(); ++i) {
     ForwardContext context;
     context.numerics = options.numerics;
@@ -98,7 +100,9 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_N, const SequenceLayout& la
     } else {
       layers_[i]->forward(stream, layout, state, context);
     }
+    if (keep_stream) record->stream_ND.push_back(stream.prefix().detach());
   }
+  if (keep_stream) record->blocks_ND = stream.blocks();
   const at::Tensor x_ND =
       output_read_ ? stream.read(*output_read_, record ? &record->output_depth_weight_S : nullptr) : stream.prefix();
   if (state != nullptr) state->advance(layout, tokens_N);

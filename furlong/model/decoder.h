@@ -23,6 +23,9 @@ class MoeLayer;
 
 /// What one forward did, layer by layer, if it was asked to say.
 struct ForwardRecord {
+  bool keep_stream = false;           // set by the caller: fills stream_ND and blocks_ND
+  std::vector<at::Tensor> stream_ND;  // the residual stream's running sum after each layer
+  std::vector<at::Tensor> blocks_ND;  // sealed blocks of attention residuals
   std::vector<LayerRecord> layers;
   at::Tensor output_depth_weight_S;  // mean weights of the last attention-residual read
 };

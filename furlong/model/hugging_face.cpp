@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 
 #include "furlong/model/config.h"
@@ -155,6 +156,26 @@ constexpr std::array kExpertKeys = {"num_experts_per_token",     "num_shared_exp
                                     "moe_renormalize",           "routed_scaling_factor", "first_k_dense_replace",
                                     "moe_router_activation_func"};
 
+/// Keys of ModelConfig that its cross-checks may name, as published.
+const std::map<std::string, std::string>& published_keys() {
+  static const std::map<std::string, std::string> names = {
+      {"full_attention_layers", "linear_attn_config.full_attn_layers"},
+      {"attnres_block_size", "attn_res_block_size"},
+      {"kda.heads", "linear_attn_config.num_heads"},
+      {"kda.head_size", "linear_attn_config.head_dim"},
+      {"mla.heads", "num_attention_heads"},
+      {"mla.kv_lora_rank", "kv_lora_rank"},
+      {"mla.qk_nope_head_dim", "qk_nope_head_dim"},
+      {"mla.v_head_dim", "v_head_dim"},
+      {"moe.first_dense_layers", "first_k_dense_replace"},
+      {"moe.experts_per_token", "num_experts_per_token"},
+      {"moe.expert_size", "moe_intermediate_size"},
+      {"moe.expert_groups", "num_expert_group"},
+      {"moe.expert_groups_kept", "topk_group"},
+  };
+  return names;
+}
+
 struct KeyNames {
   std::vector<std::string> names;
   template <typename T>
@@ -198,6 +219,10 @@ void require_keys(const Json& text, const std::string& where, bool nested) {
     for (const char* key : kSwitches) need(text, key, "");
     need(text["linear_attn_config"], "use_full_rank_gate", "linear_attn_config.");
     need(text["linear_attn_config"], "gate_lower_bound", "linear_attn_config.");
+  }
+  if (text["hidden_act"] == "situ") {
+    need(text, "activation_situ_beta", "");
+    need(text, "activation_situ_linear_beta", "");
   }
   if (text["num_experts"].is_null()) return;
   for (const char* key : kExpertKeys) need(text, key, "");
@@ -362,7 +387,7 @@ ModelConfig ModelConfig::from_hugging_face(const Json& config, const std::string
   check_fixed(hf, inside);
   ModelConfig model = to_model(hf);
   model.drop_unused();
-  model.validate(inside);
+  model.validate(inside, published_keys());
   return model;
 }
 
@@ -383,6 +408,7 @@ OrderedJson ModelConfig::to_hugging_face() const {
   if (!nested) return text;
   for (const char* key : kSwitches) null_if_absent(text, key);
   null_if_absent(text["linear_attn_config"], "gate_lower_bound");
+  if (activation == "situ") null_if_absent(text, "activation_situ_linear_beta");
   OrderedJson outer;
   outer["architectures"] = OrderedJson::array({"KimiK3ForConditionalGeneration"});
   outer["model_type"] = "kimi_k3";

@@ -1,42 +1,51 @@
 #include "furlong/model/weights.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <fmt/format.h>
 
+#include <map>
 #include <set>
 
 #include "furlong/base/file.h"
 #include "furlong/base/json.h"
 #include "furlong/base/shape.h"
 #include "furlong/checkpoint/named_tensors.h"
+#include "furlong/model/checkpoint_map.h"
 
 namespace furlong {
 
+namespace fs = std::filesystem;
+
 namespace {
 
-std::string replace_index(const std::string& name, int64_t index) {
-  const size_t place = name.find("{}");
-  return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
+at::Tensor part_of(const Param& param, int64_t index) {
+  return index < 0 ? *param.tensor : param.tensor->select(0, index);
+}
+
+/// Zeros behind the heads' values, as many as the stored shape has room for.
+at::Tensor padded(const at::Tensor& value, int64_t numel) {
+  return value.numel() < numel ? at::constant_pad_nd(value, {0, numel - value.numel()}) : value;
+}
+
+at::Tensor unpadded(const at::Tensor& stored, int64_t heads, const std::string& what) {
+  const at::Tensor flat = stored.flatten();
+  if (flat.numel() > heads && flat.slice(0, heads).ne(0).any().item<bool>()) {
+    throw FormatError(fmt::format("{} holds {} values for {} heads, but what stands behind them is not zero", what,
+                                  flat.numel(), heads));
+  }
+  return flat.slice(0, 0, heads);
+}
+
+int64_t product(const std::vector<int64_t>& shape) {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel *= size;
+  return numel;
 }
 
 }  // namespace
 
-std::vector<PublishedTensor> published_tensors(const ModelConfig& config, const Param& param) {
-  const std::string prefix = config.has_k3_mechanism() ? "language_model." : "";
-  const ParamSpec& spec = param.spec;
-  if (!spec.stacked()) {
-    return {{prefix + spec.name, spec.published_shape.empty() ? spec.shape : spec.published_shape, -1}};
-  }
-  const std::vector<int64_t> shape(spec.shape.begin() + 1, spec.shape.end());
-  std::vector<PublishedTensor> result;
-  for (int64_t index = 0; index < spec.shape[0]; ++index) {
-    result.push_back(
-        {prefix + replace_index(spec.name, index), spec.published_shape.empty() ? shape : spec.published_shape, index});
-  }
-  return result;
-}
-
-void save_weights(const Decoder& decoder, const std::filesystem::path& folder, at::ScalarType dtype) {
+void save_weights(const Decoder& decoder, const fs::path& folder, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   make_folders(folder);
   NamedTensors tensors;
@@ -45,7 +54,8 @@ void save_weights(const Decoder& decoder, const std::filesystem::path& folder, a
         param.spec.dtype == DtypePolicy::kFp32 ? param.tensor->detach() : param.tensor->detach().to(dtype);
     for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
       const at::Tensor part = published.index < 0 ? value : value.select(0, published.index);
-      tensors.emplace_back(published.name, part.reshape(published.shape));
+      const at::Tensor stored = is_a_log(param.spec) ? padded(part, product(published.shape)) : part;
+      tensors.emplace_back(published.name, stored.reshape(published.shape));
     }
   }
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
@@ -57,62 +67,76 @@ void save_weights(const Decoder& decoder, const std::filesystem::path& folder, a
 
 namespace {
 
-/// Names and shapes, from the files' headers alone: a config that does not fit is found before its size is allocated.
-void check_tensors(const Decoder& decoder, const CheckpointReader& reader, const std::filesystem::path& folder) {
-  std::set<std::string> expected;
-  for (const Param& param : decoder.params()) {
-    for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
-      expected.insert(published.name);
-      if (!reader.contains(published.name)) {
-        throw FormatError(
-            fmt::format("{}: tensor '{}' is missing, config.json asks for it", folder.string(), published.name));
-      }
-      const std::vector<int64_t> shape = reader.shape(published.name);
-      if (shape != published.shape) {
-        throw FormatError(fmt::format("{}: tensor '{}' is {}, config.json asks for {}", folder.string(), published.name,
-                                      shape_text(shape), shape_text(published.shape)));
-      }
-    }
+at::Tensor read_place(const ParamPlace& place, const CheckpointReader& reader, const fs::path& folder) {
+  if (!place.scale.empty()) {
+    throw FormatError(fmt::format("{}: tensor '{}' is packed (MXFP4): it can be inspected, not loaded yet",
+                                  folder.string(), place.stored));
   }
-  for (const std::string& name : reader.names()) {
-    if (expected.count(name) > 0) continue;
-    const std::vector<std::string> names(expected.begin(), expected.end());
-    const std::string close = closest_word(name, names);
-    throw FormatError(fmt::format("{}: tensor '{}' has no place in the architecture of config.json{}", folder.string(),
-                                  name, close.empty() ? "" : fmt::format(" (nearest name: '{}')", close)));
+  const at::Tensor stored = reader.tensor(place.stored);
+  if (!is_a_log(place.param->spec)) return stored;
+  return unpadded(stored, place.param->spec.shape[0], fmt::format("{}: tensor '{}'", folder.string(), place.stored));
+}
+
+void copy_tensors(const CheckpointMap& map, const CheckpointReader& reader, const fs::path& folder) {
+  const at::NoGradGuard no_grad;
+  for (const ParamPlace& place : map.places) {
+    check_argument(place.param->tensor->defined(), "load_weights", "decoder: not initialised");
+    const at::Tensor target = part_of(*place.param, place.index);
+    target.copy_(read_place(place, reader, folder).reshape(target.sizes()));
   }
 }
 
-void copy_tensors(Decoder& decoder, const CheckpointReader& reader) {
-  const at::NoGradGuard no_grad;
-  for (const Param& param : decoder.params()) {
-    check_argument(param.tensor->defined(), "load_weights", "decoder: not initialised");
-    for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
-      const at::Tensor place = published.index < 0 ? *param.tensor : param.tensor->select(0, published.index);
-      place.copy_(reader.tensor(published.name).reshape(place.sizes()));
-    }
+/// A value of the decoder on its way into a file that holds `dtype`.
+at::Tensor for_file(const ParamPlace& place, const CheckpointReader& reader) {
+  const at::Tensor value = part_of(*place.param, place.index);
+  const std::string dtype = reader.dtype(place.stored);
+  if (value.scalar_type() != at::kFloat && dtype != "BF16") {
+    throw UsageError(fmt::format("[export_weights] {}: is held as {}, the file has {}: load the decoder in fp32",
+                                 place.stored, c10::toString(value.scalar_type()), dtype));
   }
+  return is_a_log(place.param->spec) ? padded(value, product(reader.shape(place.stored))) : value;
 }
 
 }  // namespace
 
-void load_weights(Decoder& decoder, const std::filesystem::path& folder) {
+void load_weights(Decoder& decoder, const fs::path& folder) {
   const CheckpointReader reader(folder);
-  check_tensors(decoder, reader, folder);
-  copy_tensors(decoder, reader);
+  copy_tensors(map_checkpoint(decoder, reader, folder), reader, folder);
 }
 
-void check_weights(const std::filesystem::path& folder) {
-  check_tensors(Decoder(ModelConfig::load(folder)), CheckpointReader(folder), folder);
+void check_weights(const fs::path& folder) {
+  const Decoder decoder(ModelConfig::load(folder));
+  map_checkpoint(decoder, CheckpointReader(folder), folder);
 }
 
-std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device) {
+std::unique_ptr<Decoder> load_decoder(const fs::path& folder, at::ScalarType dtype, at::Device device) {
   auto decoder = std::make_unique<Decoder>(ModelConfig::load(folder));
   const CheckpointReader reader(folder);
-  check_tensors(*decoder, reader, folder);
+  const CheckpointMap map = map_checkpoint(*decoder, reader, folder);
   decoder->allocate(dtype, device);
-  copy_tensors(*decoder, reader);
+  copy_tensors(map, reader, folder);
   return decoder;
+}
+
+void export_weights(const Decoder& decoder, const fs::path& source, const fs::path& folder) {
+  const at::NoGradGuard no_grad;
+  const CheckpointReader reader(source);
+  const CheckpointMap map = map_checkpoint(decoder, reader, source);
+  std::map<std::string, const ParamPlace*> place_of;
+  for (const ParamPlace& place : map.places) place_of[place.stored] = &place;
+  std::set<fs::path> tensor_files;
+  make_folders(folder);
+  for (const fs::path& file : reader.files()) {
+    tensor_files.insert(file.filename());
+    write_tensors_like(file, folder / file.filename(), [&](const std::string& name) {
+      const auto found = place_of.find(name);
+      return found == place_of.end() ? at::Tensor() : for_file(*found->second, reader);
+    });
+  }
+  for (const auto& entry : fs::directory_iterator(source)) {
+    if (!entry.is_regular_file() || tensor_files.count(entry.path().filename()) > 0) continue;
+    write_file_atomic(folder / entry.path().filename(), read_file(entry.path()));
+  }
 }
 
 }  // namespace furlong

@@ -1,39 +1,36 @@
 #pragma once
 
-// Model weights to and from checkpoint folders in the published form: config.json, model.safetensors (published names).
+// Model weights to and from checkpoint folders in the published form: config.json and safetensors files, single or in
+// shards. Names: hf_names.h; which tensor fills what: checkpoint_map.h.
 
-#include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "furlong/model/decoder.h"
+#include "furlong/model/hf_names.h"
 
 namespace furlong {
-
-/// A parameter, or one index of a stacked one, as the checkpoint has it.
-struct PublishedTensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  int64_t index;  // into the stacked dimension; -1: the whole parameter
-};
-/// Kimi-K3 puts "language_model." in front of the text model's names; Kimi-Linear does not.
-std::vector<PublishedTensor> published_tensors(const ModelConfig& config, const Param& param);
 
 /// Writes config.json and model.safetensors below `folder`. Stacked experts are written under their published names.
 /// `dtype`: of parameters with the compute policy (fp32 masters: kFloat keeps them exact).
 void save_weights(const Decoder& decoder, const std::filesystem::path& folder, at::ScalarType dtype);
 
+/// Writes the weights in the form of the checkpoint at `source`, file by file: names, spellings, order, dtypes, shapes
+/// and padding as there; tensors that are carried (vision) and all other files byte for byte. With the weights that
+/// were loaded from `source` every file is equal to its own. UsageError when the decoder holds a parameter in a dtype
+/// narrower than the file's.
+void export_weights(const Decoder& decoder, const std::filesystem::path& source, const std::filesystem::path& folder);
+
 /// Fills every parameter of an initialised decoder. Strict: a missing, unknown or misshapen tensor is a FormatError
-/// naming it.
+/// naming it; so is a padded A_log whose padding is not zero.
 void load_weights(Decoder& decoder, const std::filesystem::path& folder);
 
 /// Names and shapes of a folder's tensors against its config.json, from the files' headers alone: the same FormatError
 /// as load_weights.
 void check_weights(const std::filesystem::path& folder);
 
-/// Reads config.json, builds the decoder in `dtype` and loads the weights. Not trainable.
+/// Reads config.json, builds the decoder in `dtype` (parameters with the fp32 policy: fp32) and loads the weights. Not
+/// trainable.
 std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device);
 
 }  // namespace furlong
