@@ -66,6 +66,41 @@ struct Problem {
   Tensor q, k, v, gate, beta, d_out, initial, d_final, a_log, dt_bias;
 };
 
+/// A gate input of element i of [N, H, K].
+inline float draw_gate(const Case& c, int64_t i, std::mt19937& engine, std::normal_distribution<float>& normal,
+                       std::uniform_real_distribution<float>& uniform) {
+  const bool given = c.form == GateForm::kGiven;
+  const int64_t token = i / (c.H * c.K);
+  switch (c.gates) {
+    case Gates::kRandom:
+      return given ? -uniform(engine) * uniform(engine) * 3.0f : normal(engine) * 2.0f - 2.0f;
+    case Gates::kBound:
+      return given ? -5.0f : 30.0f;
+    case Gates::kZero:
+      return given ? 0.0f : -30.0f;
+    case Gates::kMixed: {
+      const bool open = ((i * 2654435761u) >> 7) % 2 == 0;
+      return given ? (open ? 0.0f : -5.0f) : (open ? -30.0f : 30.0f);
+    }
+    case Gates::kWild: {
+      const float x =
+          token % 37 == 5 ? -1000.0f : (uniform(engine) < 0.1f ? -30.0f * uniform(engine) : -0.1f * uniform(engine));
+      return given ? x : normal(engine) * 10.0f;
+    }
+  }
+  return 0.0f;
+}
+
+/// Rows of length `size` to length one.
+inline void normalise(Tensor& t, int64_t size) {
+  for (size_t row = 0; row < t.values.size() / size; ++row) {
+    float* x = t.values.data() + row * size;
+    double sum = 1e-6;
+    for (int64_t d = 0; d < size; ++d) sum += x[d] * x[d];
+    for (int64_t d = 0; d < size; ++d) x[d] = rounded(static_cast<float>(x[d] / std::sqrt(sum)), t.type);
+  }
+}
+
 inline Problem make(const Case& c, unsigned seed) {
   Problem p;
   p.c = c;
@@ -92,43 +127,15 @@ inline Problem make(const Case& c, unsigned seed) {
   fill_tensor(p.q, keys, type, key);
   fill_tensor(p.k, keys, type, key);
   if (!c.fused) {
-    for (Tensor* t : {&p.q, &p.k}) {
-      for (int64_t row = 0; row < p.N * c.H; ++row) {
-        double sum = 1e-6;
-        for (int64_t d = 0; d < c.K; ++d) sum += t->values[row * c.K + d] * t->values[row * c.K + d];
-        for (int64_t d = 0; d < c.K; ++d) {
-          t->values[row * c.K + d] = rounded(static_cast<float>(t->values[row * c.K + d] / std::sqrt(sum)), type);
-        }
-      }
-    }
+    for (Tensor* x : {&p.q, &p.k}) normalise(*x, c.K);
   }
   fill_tensor(p.v, values, type, [&](int64_t) {
     const float value = normal(engine);
     return c.data == Data::kOutliers && uniform(engine) < 1.0f / 64 ? 100 * value : value;
   });
   fill_tensor(p.d_out, values, type, [&](int64_t) { return normal(engine); });
-  const bool given = c.form == GateForm::kGiven;
-  fill_tensor(p.gate, keys, given ? Element::kFloat : type, [&](int64_t i) {
-    const int64_t token = i / (c.H * c.K);
-    switch (c.gates) {
-      case Gates::kRandom:
-        return given ? -uniform(engine) * uniform(engine) * 3.0f : normal(engine) * 2.0f - 2.0f;
-      case Gates::kBound:
-        return given ? -5.0f : 30.0f;
-      case Gates::kZero:
-        return given ? 0.0f : -30.0f;
-      case Gates::kMixed: {
-        const bool open = ((i * 2654435761u) >> 7) % 2 == 0;
-        return given ? (open ? 0.0f : -5.0f) : (open ? -30.0f : 30.0f);
-      }
-      case Gates::kWild: {
-        const float x =
-            token % 37 == 5 ? -1000.0f : (uniform(engine) < 0.1f ? -30.0f * uniform(engine) : -0.1f * uniform(engine));
-        return given ? x : normal(engine) * 10.0f;
-      }
-    }
-    return 0.0f;
-  });
+  fill_tensor(p.gate, keys, c.form == GateForm::kGiven ? Element::kFloat : type,
+              [&](int64_t i) { return draw_gate(c, i, engine, normal, uniform); });
   fill_tensor(p.beta, p.N * c.H, c.fused ? type : Element::kFloat,
               [&](int64_t) { return c.fused ? normal(engine) * 2.0f : uniform(engine); });
   for (Tensor* t : {&p.q, &p.k, &p.v, &p.gate, &p.beta, &p.d_out}) {
@@ -164,43 +171,97 @@ struct Sums {
   std::vector<double> dt_bias;
 };
 
-/// One sequence and head.
-inline Sums oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out) {
-  const Case& c = p.c;
-  const int64_t K = c.K, V = c.V, begin = p.offsets[b], T = p.offsets[b + 1] - begin, square = (b * c.H + h) * K * V;
-  const double a = std::exp(static_cast<double>(p.a_log.values[h]));
-  std::vector<double> q(T * K), k(T * K), g(T * K), beta(T), norm_q(T, 1), norm_k(T, 1);
-  const auto key_at = [&](int64_t t) { return ((begin + t) * c.H + h) * K; };
-  const auto value_at = [&](int64_t t) { return ((begin + t) * c.H + h) * V; };
-  for (int64_t t = 0; t < T; ++t) {
+/// The recurrence and its gradient for one sequence and head; states are kept every kSpan tokens.
+class OracleWalk {
+ public:
+  OracleWalk(const Problem& problem, int64_t b, int64_t h, Gradients& gradients)
+      : p(problem),
+        c(problem.c),
+        out(gradients),
+        K(c.K),
+        V(c.V),
+        head(h),
+        begin(p.offsets[b]),
+        T(p.offsets[b + 1] - begin),
+        square((b * c.H + h) * K * V),
+        a(std::exp(static_cast<double>(p.a_log.values[h]))),
+        q(T * K),
+        k(T * K),
+        g(T * K),
+        beta(T),
+        norm_q(T, 1),
+        norm_k(T, 1),
+        d_state(K * V, 0.0),
+        x(V),
+        a_log_sizes(K, 0),
+        dt_bias_sizes(K, 0) {
+    sums.dt_bias.assign(K, 0);
+    for (int64_t t = 0; t < T; ++t) read(t);
+  }
+
+  Sums run() {
+    std::vector<double> state(K * V, 0.0), next(K * V), errors(kSpan * V), inside((kSpan + 1) * K * V);
+    if (c.states) {
+      for (int64_t i = 0; i < K * V; ++i) {
+        state[i] = p.initial.values[square + i];
+        d_state[i] = p.d_final.values[square + i];
+      }
+    }
+    std::vector<std::vector<double>> kept;
+    for (int64_t t = 0; t < T; ++t) {
+      if (t % kSpan == 0) kept.push_back(state);
+      step(t, state.data(), next.data(), errors.data());
+      state.swap(next);
+    }
+    for (int64_t first = (T - 1) / kSpan * kSpan; T > 0 && first >= 0; first -= kSpan) {
+      const int64_t rows = std::min(kSpan, T - first);
+      std::copy(kept[first / kSpan].begin(), kept[first / kSpan].end(), inside.begin());
+      for (int64_t i = 0; i < rows; ++i) {
+        step(first + i, inside.data() + i * K * V, inside.data() + (i + 1) * K * V, errors.data() + i * V);
+      }
+      for (int64_t i = rows - 1; i >= 0; --i) {
+        const double* before = inside.data() + i * K * V;
+        step_back(first + i, before, before + K * V, errors.data() + i * V);
+      }
+    }
+    for (int64_t i = 0; i < K * V; ++i) out.initial[square + i] = d_state[i];
+    for (int64_t d = 0; d < K; ++d) {
+      sums.a_log_terms += a_log_sizes[d] * a_log_sizes[d];
+      sums.dt_bias_terms += dt_bias_sizes[d] * dt_bias_sizes[d];
+    }
+    return std::move(sums);
+  }
+
+ private:
+  static constexpr int64_t kSpan = 64;
+
+  int64_t key_at(int64_t t) const { return ((begin + t) * c.H + head) * K; }
+  int64_t value_at(int64_t t) const { return ((begin + t) * c.H + head) * V; }
+  double biased(int64_t t, int64_t d) const {
+    return p.gate.values[key_at(t) + d] + double{p.dt_bias.values[head * K + d]};
+  }
+
+  /// Norms, gate and sigmoid of a row.
+  void read(int64_t t) {
     for (int which = 0; which < 2; ++which) {
-      const float* x = (which == 0 ? p.q : p.k).values.data() + key_at(t);
+      const float* row = (which == 0 ? p.q : p.k).values.data() + key_at(t);
       double sum = 1e-6;
-      for (int64_t d = 0; d < K; ++d) sum += static_cast<double>(x[d]) * x[d];
+      for (int64_t d = 0; d < K; ++d) sum += static_cast<double>(row[d]) * row[d];
       const double norm = c.fused ? 1 / std::sqrt(sum) : 1;
       (which == 0 ? norm_q : norm_k)[t] = norm;
-      for (int64_t d = 0; d < K; ++d) (which == 0 ? q : k)[t * K + d] = x[d] * norm;
+      for (int64_t d = 0; d < K; ++d) (which == 0 ? q : k)[t * K + d] = row[d] * norm;
     }
     for (int64_t d = 0; d < K; ++d) {
-      const double z = p.gate.values[key_at(t) + d], x = z + p.dt_bias.values[h * K + d];
+      const double z = p.gate.values[key_at(t) + d], y = biased(t, d);
       g[t * K + d] = c.form == GateForm::kGiven     ? z
-                     : c.form == GateForm::kBounded ? p.lower_bound * logistic(a * x)
-                                                    : -a * (x > 20 ? x : std::log1p(std::exp(x)));
+                     : c.form == GateForm::kBounded ? p.lower_bound * logistic(a * y)
+                                                    : -a * (y > 20 ? y : std::log1p(std::exp(y)));
     }
-    const double raw = p.beta.values[(begin + t) * c.H + h];
+    const double raw = p.beta.values[(begin + t) * c.H + head];
     beta[t] = c.fused ? logistic(raw) : raw;
   }
-  const int64_t span = 64;
-  Sums sums;
-  sums.dt_bias.assign(K, 0);
-  std::vector<double> a_log_sizes(K, 0), dt_bias_sizes(K, 0);
-  std::vector<double> state(K * V, 0.0), next(K * V), errors(span * V);
-  if (c.states) {
-    for (int64_t i = 0; i < K * V; ++i) state[i] = p.initial.values[square + i];
-  }
-  std::vector<std::vector<double>> kept;
-  std::vector<double> inside((span + 1) * K * V);
-  const auto forward = [&](int64_t t, const double* from, double* to, double* error) {
+
+  void step(int64_t t, const double* from, double* to, double* error) const {
     const float* v = p.v.values.data() + value_at(t);
     for (int64_t e = 0; e < V; ++e) error[e] = v[e];
     for (int64_t d = 0; d < K; ++d) {
@@ -213,90 +274,86 @@ inline Sums oracle_walk(const Problem& p, int64_t b, int64_t h, Gradients& out) 
     for (int64_t d = 0; d < K; ++d) {
       for (int64_t e = 0; e < V; ++e) to[d * V + e] += beta[t] * k[t * K + d] * error[e];
     }
-  };
-  for (int64_t t = 0; t < T; ++t) {
-    if (t % span == 0) kept.push_back(state);
-    forward(t, state.data(), next.data(), errors.data());
-    state.swap(next);
   }
-  std::vector<double> d_state(K * V, 0.0), x(V);
-  if (c.states) {
-    for (int64_t i = 0; i < K * V; ++i) d_state[i] = p.d_final.values[square + i];
-  }
-  for (int64_t first = (T - 1) / span * span; T > 0 && first >= 0; first -= span) {
-    const int64_t rows = std::min(span, T - first);
-    std::copy(kept[first / span].begin(), kept[first / span].end(), inside.begin());
-    for (int64_t i = 0; i < rows; ++i) {
-      forward(first + i, inside.data() + i * K * V, inside.data() + (i + 1) * K * V, errors.data() + i * V);
-    }
-    for (int64_t i = rows - 1; i >= 0; --i) {
-      const int64_t t = first + i;
-      const double *before = inside.data() + i * K * V, *after = before + K * V, *error = errors.data() + i * V;
-      const float* d_o = p.d_out.values.data() + value_at(t);
-      std::fill(x.begin(), x.end(), 0.0);
-      for (int64_t d = 0; d < K; ++d) {
-        for (int64_t e = 0; e < V; ++e) {
-          d_state[d * V + e] += p.scale * q[t * K + d] * d_o[e];
-          x[e] += d_state[d * V + e] * k[t * K + d];
-        }
-      }
-      double d_beta = 0, beta_size = 0;
+
+  void step_back(int64_t t, const double* before, const double* after, const double* error) {
+    const float* d_o = p.d_out.values.data() + value_at(t);
+    std::fill(x.begin(), x.end(), 0.0);
+    for (int64_t d = 0; d < K; ++d) {
       for (int64_t e = 0; e < V; ++e) {
-        d_beta += x[e] * error[e];
-        beta_size += x[e] * error[e] * x[e] * error[e];
-        out.v[value_at(t) + e] = beta[t] * x[e];
-      }
-      const double through = c.fused ? beta[t] * (1 - beta[t]) : 1;
-      out.beta[(begin + t) * c.H + h] = d_beta * through;
-      sums.beta_terms += beta_size * through * through;
-      std::vector<double> d_q(K), d_k(K);
-      double dot_q = 0, dot_k = 0;
-      for (int64_t d = 0; d < K; ++d) {
-        const double decay = std::exp(g[t * K + d]);
-        double sum_q = 0, sum_k = 0, sum_g = 0;
-        for (int64_t e = 0; e < V; ++e) {
-          double& cell = d_state[d * V + e];
-          const double decayed = decay * before[d * V + e];
-          sum_q += after[d * V + e] * d_o[e];
-          sum_k += cell * beta[t] * error[e] - decayed * beta[t] * x[e];
-          const double d_decayed = cell - k[t * K + d] * beta[t] * x[e];
-          sum_g += d_decayed * decayed;
-          cell = decay * d_decayed;
-        }
-        d_q[d] = p.scale * sum_q;
-        d_k[d] = sum_k;
-        dot_q += d_q[d] * q[t * K + d];
-        dot_k += d_k[d] * k[t * K + d];
-        const double z = p.gate.values[key_at(t) + d], y = z + p.dt_bias.values[h * K + d];
-        double slope = 1, term = 0;
-        if (c.form == GateForm::kBounded) {
-          slope = p.lower_bound * logistic(a * y) * logistic(-a * y) * a;
-          term = slope * sum_g * y;
-        } else if (c.form == GateForm::kSoftplus) {
-          slope = -a * logistic(y);
-          term = sum_g * g[t * K + d];
-        }
-        const double d_z = slope * sum_g, crossing = kCrossing * d_q[d] * q[t * K + d] * slope;
-        sums.a_log += term;
-        a_log_sizes[d] += std::abs(term) + std::abs(crossing * y);
-        sums.dt_bias[d] += d_z;
-        dt_bias_sizes[d] += std::abs(crossing);
-        sums.gate_terms += crossing * crossing;
-        out.gate[key_at(t) + d] = d_z;
-      }
-      for (int64_t d = 0; d < K; ++d) {
-        out.q[key_at(t) + d] = norm_q[t] * (d_q[d] - (c.fused ? q[t * K + d] * dot_q : 0));
-        out.k[key_at(t) + d] = norm_k[t] * (d_k[d] - (c.fused ? k[t * K + d] * dot_k : 0));
+        d_state[d * V + e] += p.scale * q[t * K + d] * d_o[e];
+        x[e] += d_state[d * V + e] * k[t * K + d];
       }
     }
+    values_back(t, error);
+    std::vector<double> d_q(K), d_k(K);
+    double dot_q = 0, dot_k = 0;
+    for (int64_t d = 0; d < K; ++d) {
+      const double decay = std::exp(g[t * K + d]);
+      double sum_q = 0, sum_k = 0, sum_g = 0;
+      for (int64_t e = 0; e < V; ++e) {
+        double& cell = d_state[d * V + e];
+        const double decayed = decay * before[d * V + e];
+        sum_q += after[d * V + e] * d_o[e];
+        sum_k += cell * beta[t] * error[e] - decayed * beta[t] * x[e];
+        const double d_decayed = cell - k[t * K + d] * beta[t] * x[e];
+        sum_g += d_decayed * decayed;
+        cell = decay * d_decayed;
+      }
+      d_q[d] = p.scale * sum_q;
+      d_k[d] = sum_k;
+      dot_q += d_q[d] * q[t * K + d];
+      dot_k += d_k[d] * k[t * K + d];
+      gate_back(t, d, sum_g, kCrossing * d_q[d] * q[t * K + d]);
+    }
+    for (int64_t d = 0; d < K; ++d) {
+      out.q[key_at(t) + d] = norm_q[t] * (d_q[d] - (c.fused ? q[t * K + d] * dot_q : 0));
+      out.k[key_at(t) + d] = norm_k[t] * (d_k[d] - (c.fused ? k[t * K + d] * dot_k : 0));
+    }
   }
-  for (int64_t i = 0; i < K * V; ++i) out.initial[square + i] = d_state[i];
-  for (int64_t d = 0; d < K; ++d) {
-    sums.a_log_terms += a_log_sizes[d] * a_log_sizes[d];
-    sums.dt_bias_terms += dt_bias_sizes[d] * dt_bias_sizes[d];
+
+  void values_back(int64_t t, const double* error) {
+    double d_beta = 0, beta_size = 0;
+    for (int64_t e = 0; e < V; ++e) {
+      d_beta += x[e] * error[e];
+      beta_size += x[e] * error[e] * x[e] * error[e];
+      out.v[value_at(t) + e] = beta[t] * x[e];
+    }
+    const double through = c.fused ? beta[t] * (1 - beta[t]) : 1;
+    out.beta[(begin + t) * c.H + head] = d_beta * through;
+    sums.beta_terms += beta_size * through * through;
   }
-  return sums;
-}
+
+  /// `d_g`: gradient of the log decay. `entering`: what enters for one row and leaves for the next.
+  void gate_back(int64_t t, int64_t d, double d_g, double entering) {
+    const double y = biased(t, d);
+    double slope = 1, term = 0;
+    if (c.form == GateForm::kBounded) {
+      slope = p.lower_bound * logistic(a * y) * logistic(-a * y) * a;
+      term = slope * d_g * y;
+    } else if (c.form == GateForm::kSoftplus) {
+      slope = -a * logistic(y);
+      term = d_g * g[t * K + d];
+    }
+    const double d_z = slope * d_g, crossing = entering * slope;
+    sums.a_log += term;
+    a_log_sizes[d] += std::abs(term) + std::abs(crossing * y);
+    sums.dt_bias[d] += d_z;
+    dt_bias_sizes[d] += std::abs(crossing);
+    sums.gate_terms += crossing * crossing;
+    out.gate[key_at(t) + d] = d_z;
+  }
+
+  const Problem& p;
+  const Case& c;
+  Gradients& out;
+  int64_t K, V, head, begin, T, square;
+  double a;
+  std::vector<double> q, k, g, beta, norm_q, norm_k;
+  std::vector<double> d_state, x;  // x: gradient of beta times the error
+  std::vector<double> a_log_sizes, dt_bias_sizes;
+  Sums sums;
+};
 
 inline Gradients oracle(const Problem& p) {
   const Case& c = p.c;
@@ -310,7 +367,7 @@ inline Gradients oracle(const Problem& p) {
   out.dt_bias.assign(c.H * c.K, 0);
   std::vector<Sums> parts(p.B * c.H);
 #pragma omp parallel for schedule(dynamic)
-  for (int64_t walk = 0; walk < p.B * c.H; ++walk) parts[walk] = oracle_walk(p, walk / c.H, walk % c.H, out);
+  for (int64_t walk = 0; walk < p.B * c.H; ++walk) parts[walk] = OracleWalk(p, walk / c.H, walk % c.H, out).run();
   for (int64_t walk = 0; walk < p.B * c.H; ++walk) {
     const Sums& part = parts[walk];
     out.a_log[walk % c.H] += part.a_log;
