@@ -15,48 +15,69 @@ constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
 // Up to here a scan for the lowest rank is faster than a heap (measured: they cross between 60 and 120 bytes).
 constexpr size_t kMaxScannedBytes = 80;
 
-uint64_t hash_bytes(std::string_view bytes) {
-  uint64_t hash = 0x9e3779b97f4a7c15u ^ bytes.size();
-  const char* data = bytes.data();
-  size_t left = bytes.size();
-  for (; left >= 8; left -= 8, data += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, data, 8);
-    hash = (hash ^ word) * 0xff51afd7ed558ccdu;
-    hash ^= hash >> 32;
-  }
-  uint64_t word = 0;
-  std::memcpy(&word, data, left);
+template <typename Word>
+uint64_t load(const char* data) {
+  Word word;
+  std::memcpy(&word, data, sizeof(Word));
+  return word;
+}
+
+uint64_t mix(uint64_t hash, uint64_t word) {
   hash = (hash ^ word) * 0xff51afd7ed558ccdu;
   return hash ^ hash >> 32;
 }
 
-int32_t rank_or_none(const RankTable& ranks, std::string_view bytes) {
-  const int32_t rank = ranks.find(bytes);
+/// Words of 8 bytes, the last one overlapping; short keys by loads of fixed size, which cost less than a loop.
+uint64_t hash_bytes(std::string_view bytes) {
+  const uint64_t hash = 0x9e3779b97f4a7c15u ^ bytes.size();
+  const char* data = bytes.data();
+  const size_t size = bytes.size();
+  if (size >= 8) {
+    uint64_t mixed = hash;
+    for (size_t at = 0; at + 8 < size; at += 8) mixed = mix(mixed, load<uint64_t>(data + at));
+    return mix(mixed, load<uint64_t>(data + size - 8));
+  }
+  if (size >= 4) return mix(hash, load<uint32_t>(data) | load<uint32_t>(data + size - 4) << 32);
+  if (size >= 2) return mix(hash, load<uint16_t>(data) | load<uint16_t>(data + size - 2) << 16);
+  return mix(hash, size == 1 ? load<uint8_t>(data) : 0);
+}
+
+int32_t or_none(int32_t rank) {
   return rank < 0 ? kNoRank : rank;
+}
+
+/// Index of the first of the smallest. The smallest alone first: a reduction that the compiler turns into vectors.
+size_t first_smallest(const int32_t* values, size_t count) {
+  int32_t smallest = values[0];
+  for (size_t i = 1; i < count; ++i) smallest = std::min(smallest, values[i]);
+  return std::find(values, values + count, smallest) - values;
 }
 
 /// Short pieces: the borders of the parts in an array, the rank of each part with its right neighbour beside it.
 void encode_by_scan(const RankTable& ranks, std::string_view piece, std::vector<int64_t>& out) {
   std::array<uint32_t, kMaxScannedBytes + 1> starts;
   std::array<int32_t, kMaxScannedBytes + 1> pair_ranks;
+  std::array<int32_t, kMaxScannedBytes> rank_at;  // of the part that starts at a byte
   size_t parts = piece.size();
   const auto pair_rank = [&](size_t part) {
-    return part + 1 < parts ? rank_or_none(ranks, piece.substr(starts[part], starts[part + 2] - starts[part]))
+    return part + 1 < parts ? or_none(ranks.find(piece.substr(starts[part], starts[part + 2] - starts[part])))
                             : kNoRank;
   };
   for (size_t i = 0; i <= parts; ++i) starts[i] = static_cast<uint32_t>(i);
-  for (size_t i = 0; i < parts; ++i) pair_ranks[i] = pair_rank(i);
+  for (size_t i = 0; i + 1 < parts; ++i) pair_ranks[i] = or_none(ranks.find_pair(piece[i], piece[i + 1]));
+  pair_ranks[parts - 1] = kNoRank;
+  for (size_t i = 0; i < parts; ++i) rank_at[i] = ranks.find_byte(piece[i]);
   while (parts > 1) {
-    const size_t best = std::min_element(pair_ranks.begin(), pair_ranks.begin() + parts) - pair_ranks.begin();
+    const size_t best = first_smallest(pair_ranks.data(), parts);
     if (pair_ranks[best] == kNoRank) break;
+    rank_at[starts[best]] = pair_ranks[best];
     std::copy(starts.begin() + best + 2, starts.begin() + parts + 1, starts.begin() + best + 1);
     std::copy(pair_ranks.begin() + best + 2, pair_ranks.begin() + parts, pair_ranks.begin() + best + 1);
     --parts;
     pair_ranks[best] = pair_rank(best);
     if (best > 0) pair_ranks[best - 1] = pair_rank(best - 1);
   }
-  for (size_t i = 0; i < parts; ++i) out.push_back(ranks.find(piece.substr(starts[i], starts[i + 1] - starts[i])));
+  for (size_t i = 0; i < parts; ++i) out.push_back(rank_at[starts[i]]);
 }
 
 /// Long pieces: parts in a linked list, candidate pairs in a heap; a candidate whose parts have changed is dropped when
@@ -79,7 +100,7 @@ void encode_by_heap(const RankTable& ranks, std::string_view piece, std::vector<
     const size_t middle = parts[begin].end;
     if (middle >= size) return;
     const size_t end = parts[middle].end;
-    const int32_t rank = rank_or_none(ranks, piece.substr(begin, end - begin));
+    const int32_t rank = or_none(ranks.find(piece.substr(begin, end - begin)));
     if (rank != kNoRank) queue.push({rank, begin, end});
   };
   for (size_t i = 0; i < size; ++i) parts[i] = {i + 1, i == 0 ? 0 : i - 1};
@@ -101,26 +122,45 @@ void encode_by_heap(const RankTable& ranks, std::string_view piece, std::vector<
 
 }  // namespace
 
-size_t RankTable::slot_of(std::string_view key) const {
-  size_t slot = hash_bytes(key) & (slots_.size() - 1);
-  while (slots_[slot] != kEmpty && bytes(slots_[slot]) != key) slot = (slot + 1) & (slots_.size() - 1);
+size_t RankTable::slot_of(std::string_view key, uint64_t hash) const {
+  const auto tag = static_cast<uint32_t>(hash >> 32);
+  size_t slot = hash & (slots_.size() - 1);
+  while (slots_[slot].rank != kEmpty && (slots_[slot].tag != tag || bytes(slots_[slot].rank) != key)) {
+    slot = (slot + 1) & (slots_.size() - 1);
+  }
   return slot;
 }
 
 int32_t RankTable::find(std::string_view bytes) const {
-  return slots_[slot_of(bytes)];
+  if (bytes.size() > longest_) return kEmpty;
+  const uint64_t hash = hash_bytes(bytes);
+  const size_t bit = filter_bit(hash);
+  if ((filter_[bit / 64] >> (bit % 64) & 1) == 0) return kEmpty;
+  return slots_[slot_of(bytes, hash)].rank;
+}
+
+void RankTable::place(int32_t rank) {
+  const uint64_t hash = hash_bytes(bytes(rank));
+  slots_[slot_of(bytes(rank), hash)] = {rank, static_cast<uint32_t>(hash >> 32)};
+  const size_t bit = filter_bit(hash);
+  filter_[bit / 64] |= uint64_t{1} << (bit % 64);
 }
 
 bool RankTable::add(std::string_view key) {
   if (find(key) != kEmpty) return false;
+  const auto rank = static_cast<int32_t>(size());
   arena_ += key;
   starts_.push_back(arena_.size());
+  longest_ = std::max(longest_, key.size());
+  if (key.size() == 1) bytes_[static_cast<unsigned char>(key[0])] = rank;
+  if (key.size() == 2) pairs_[pair_index(key[0], key[1])] = rank;
   if (static_cast<size_t>(size()) * 2 <= slots_.size()) {
-    slots_[slot_of(key)] = static_cast<int32_t>(size() - 1);
+    place(rank);
     return true;
   }
-  slots_.assign(slots_.size() * 2, kEmpty);
-  for (int64_t rank = 0; rank < size(); ++rank) slots_[slot_of(bytes(rank))] = static_cast<int32_t>(rank);
+  slots_.assign(slots_.size() * 2, {});
+  filter_.assign(slots_.size() / 8, 0);
+  for (int32_t moved = 0; moved <= rank; ++moved) place(moved);
   return true;
 }
 

@@ -86,6 +86,7 @@ Tokenizer Tokenizer::from_text(std::string_view text, const std::string& name, s
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int64_t> ids;
+  ids.reserve(text.size() / 3);  // about what text takes
   pretokenize(text, [&](std::string_view piece) { bpe_encode(impl_->ranks, piece, ids); });
   return ids;
 }
