@@ -25,8 +25,7 @@ constexpr int64_t kRowsOfTile = 8;
 /// Outputs that are dequantised at a time for the library.
 constexpr int64_t kManyRowsOutputs = 256;
 /// Rows from which on a group goes through the library.
-constexpr int64_t kManyRowsFp32 = 64;
-constexpr int64_t kManyRowsBf16 = 32;
+constexpr int64_t kManyRows = 32;
 
 /// The outputs [first, last) of some rows of one group.
 struct Task {
@@ -50,16 +49,16 @@ struct Operands {
   }
 };
 
-std::vector<Task> make_tasks(const Operands& op, int64_t many) {
+std::vector<Task> make_tasks(const Operands& op) {
   std::vector<Task> tasks;
   for (int64_t group = 0; group < static_cast<int64_t>(op.packed.size()); ++group) {
     const int64_t start = op.bounds[group], rows = op.bounds[group + 1] - start, outputs = op.y_PO.size(1);
-    const int64_t width = rows >= many ? kManyRowsOutputs : kFewRowsOutputs;
-    const int64_t height = rows >= many ? rows : kRowsOfTile;
+    const int64_t width = rows >= kManyRows ? kManyRowsOutputs : kFewRowsOutputs;
+    const int64_t height = rows >= kManyRows ? rows : kRowsOfTile;
     for (int64_t first = 0; first < outputs; first += width) {
       for (int64_t row = 0; row < rows; row += height) {
-        tasks.push_back(
-            {group, start + row, std::min(height, rows - row), first, std::min(outputs, first + width), rows >= many});
+        tasks.push_back({group, start + row, std::min(height, rows - row), first, std::min(outputs, first + width),
+                         rows >= kManyRows});
       }
     }
   }
@@ -79,16 +78,16 @@ void check_scale_rows(const Mxfp4Matrix& matrix, int64_t group, int64_t first, i
 /// Rows of x in the order of the packed kernel; those of groups with many rows are left unwritten.
 class ArrangedRows {
  public:
-  ArrangedRows(const Operands& op, const Mxfp4ProductKernels& kernels, int64_t many)
-      : size_(kernels.arranged_size(op.x_PI.size(1))) {
+  ArrangedRows(const Operands& op, const Mxfp4ProductKernels& kernels)
+      : size_(kernels.arranged_bytes(op.x_PI.size(1))) {
     std::vector<int64_t> rows;
     for (size_t group = 0; group + 1 < op.bounds.size(); ++group) {
-      if (op.bounds[group + 1] - op.bounds[group] >= many) continue;
+      if (op.bounds[group + 1] - op.bounds[group] >= kManyRows) continue;
       for (int64_t row = op.bounds[group]; row < op.bounds[group + 1]; ++row) rows.push_back(row);
     }
     if (rows.empty()) return;
-    data_ = at::empty({rows.back() + 1, size_}, op.x_PI.options().dtype(at::kFloat));
-    float* to = data_.mutable_data_ptr<float>();
+    data_ = at::empty({rows.back() + 1, size_}, op.x_PI.options().dtype(at::kByte));
+    uint8_t* to = data_.mutable_data_ptr<uint8_t>();
     const char* from = static_cast<const char*>(op.x_PI.const_data_ptr());
     const int64_t row_bytes = op.x_PI.size(1) * op.x_PI.element_size();
     parallel_for(0, static_cast<int64_t>(rows.size()), 16, [&](int64_t first, int64_t last) {
@@ -97,7 +96,7 @@ class ArrangedRows {
       }
     });
   }
-  const float* row(int64_t index) const { return data_.const_data_ptr<float>() + index * size_; }
+  const void* row(int64_t index) const { return data_.const_data_ptr<uint8_t>() + index * size_; }
 
  private:
   int64_t size_;
@@ -156,11 +155,10 @@ at::Tensor grouped_linear_cpu(const at::Tensor& x_PI, at::TensorList packed_in, 
                     group_bounds(x_PI, offsets)};
   op.y_PO.narrow(0, op.bounds.back(), x_PI.size(0) - op.bounds.back()).zero_();
 
-  const int64_t many = is_bf16(x_PI) ? kManyRowsBf16 : kManyRowsFp32;
   const Mxfp4ProductKernels product = mxfp4_product_kernels(is_bf16(x_PI));
   const Mxfp4BlockKernels blocks = mxfp4_block_kernels(is_bf16(x_PI));
-  const ArrangedRows arranged(op, product, many);
-  for_each_task(make_tasks(op, many), [&](const Task& task) {
+  const ArrangedRows arranged(op, product);
+  for_each_task(make_tasks(op), [&](const Task& task) {
     task.many_rows ? run_many_rows(op, blocks, task) : run_few_rows(op, product, arranged, task);
   });
   return op.y_PO;

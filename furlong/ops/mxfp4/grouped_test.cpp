@@ -18,6 +18,7 @@
 
 #include "furlong/base/error.h"
 #include "furlong/ops/mxfp4/mxfp4.h"
+#include "furlong/ops/mxfp4/product.h"
 #include "furlong/ops/mxfp4/reference.h"
 #include "tests/support/gradient.h"
 #include "tests/support/poisoned_memory.h"
@@ -71,6 +72,35 @@ TEST(Mxfp4Grouped, MatchesProductOfDequantizedMatrices) {
       }
     }
   });
+}
+
+/// All rows of one group by the given kernels.
+at::Tensor product_by(const Mxfp4ProductKernels& kernels, const Groups& groups, at::ScalarType dtype) {
+  const at::Tensor x = groups.x.to(dtype), &packed = groups.packed[0], &scale = groups.scale[0];
+  const int64_t rows = x.size(0), inputs = x.size(1), outputs = packed.size(0);
+  const at::Tensor arranged = at::full({rows, kernels.arranged_bytes(inputs)}, 255, at::kByte);
+  for (int64_t row = 0; row < rows; ++row) {
+    kernels.arrange(x[row].const_data_ptr(), inputs, arranged[row].mutable_data_ptr());
+  }
+  const at::Tensor y = at::full({rows, outputs}, std::numeric_limits<float>::quiet_NaN(), dtype);
+  const Mxfp4Matrix matrix = {packed.const_data_ptr<uint8_t>(), scale.const_data_ptr<uint8_t>(), packed.stride(0),
+                              scale.stride(0), inputs};
+  EXPECT_TRUE(kernels.product(matrix, 0, outputs, arranged.const_data_ptr(), rows, y.mutable_data_ptr(), outputs));
+  return y;
+}
+
+TEST(Mxfp4Grouped, KernelsMatchTheOracle) {
+  for (const int64_t inputs : {32, 160, 3584}) {
+    const Groups groups({7}, 21, inputs);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const bool bf16 = dtype == at::kBFloat16;
+      const at::Tensor expected = groups.oracle(dtype);
+      EXPECT_CLOSE(product_by(mxfp4_simd_product_kernels(bf16), groups, dtype), expected, tolerance_of(dtype));
+      const std::optional<Mxfp4ProductKernels> dot = mxfp4_dot_product_kernels();
+      if (!bf16 || !dot) continue;
+      EXPECT_CLOSE(product_by(*dot, groups, dtype), expected, tolerance_of(dtype));
+    }
+  }
 }
 
 TEST(Mxfp4Grouped, MatchesAtTheSizesOfPublishedExperts) {
@@ -147,12 +177,14 @@ TEST(Mxfp4Grouped, BitsDoNotDependOnThreads) {
 TEST(Mxfp4Grouped, BitsOfARowDoNotDependOnItsNeighbours) {
   on_every_simd_target([] {
     const Groups all({15}, 37, 224);
-    const at::Tensor expected = all.run();
-    for (const int64_t row : {0, 7, 8, 11, 12, 14}) {
-      Groups one = all;
-      one.x = all.x.slice(0, row, row + 1);
-      one.offsets = at::tensor({0, 1}, at::kLong);
-      EXPECT_TRUE(at::equal(one.run(), expected.slice(0, row, row + 1))) << row;
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor expected = all.run(dtype);
+      for (const int64_t row : {0, 7, 8, 11, 12, 14}) {
+        Groups one = all;
+        one.x = all.x.slice(0, row, row + 1);
+        one.offsets = at::tensor({0, 1}, at::kLong);
+        EXPECT_TRUE(at::equal(one.run(dtype), expected.slice(0, row, row + 1))) << row;
+      }
     }
   });
 }
