@@ -60,6 +60,9 @@ SpecialTokens SpecialTokens::from_json(std::string_view text, int64_t first_id, 
     names.resize(std::max<size_t>(names.size(), id - first_id + 1));
     names[id - first_id] = entry["content"].get<std::string>();
   }
+  // A table with gaps is a published one: it names the ids in use, of a block of a fixed size.
+  const bool has_gaps = std::count(names.begin(), names.end(), std::string()) > 0;
+  if (has_gaps) names.resize(std::max<size_t>(names.size(), kReleasedReservedIds));
   try {
     return SpecialTokens(first_id, names);
   } catch (const UsageError& error) {

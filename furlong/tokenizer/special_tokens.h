@@ -21,8 +21,9 @@ class SpecialTokens {
   /// Names of the ids first_id, first_id + 1, ...; an empty one stands for "<|reserved_token_ID|>". UsageError when
   /// two are equal.
   SpecialTokens(int64_t first_id, const std::vector<std::string>& names);
-  /// Reads "added_tokens_decoder" of a tokenizer_config.json's text; the block ends with the highest id named there.
-  /// FormatError names `where` and the id that is malformed, an ordinary rank, or absurdly large.
+  /// Reads "added_tokens_decoder" of a tokenizer_config.json's text. The block ends with the highest id named there;
+  /// where the table leaves ids out it holds kReleasedReservedIds at least. FormatError names `where` and the id that
+  /// is malformed, an ordinary rank, or absurdly large.
   static SpecialTokens from_json(std::string_view text, int64_t first_id, const std::string& where);
   /// The block of a newly trained tokenizer: [BOS], [EOS], the four of the prompt format, reserved names, and [UNK] and
   /// [PAD] as the last two. UsageError when `count` is too small to hold them.

@@ -146,6 +146,17 @@ TEST(Tokenizer, NamesUnnamedReservedTokensByTheirId) {
   EXPECT_THROW(tokenizer.token_bytes(-1), UsageError);
 }
 
+// T02: the published block holds 256 ids, whatever the last one is that the table names.
+TEST(Tokenizer, ATableWithGapsIsAPublishedOne) {
+  const std::string gaps = R"({"added_tokens_decoder":{"300":{"content":"[BOS]"},"303":{"content":"<|open|>"}}})";
+  const auto published = SpecialTokens::from_json(gaps, 300, "test");
+  EXPECT_EQ(published.count(), 256);
+  EXPECT_EQ(published.name(301), "<|reserved_token_301|>");
+  EXPECT_EQ(published.name(555), "<|reserved_token_555|>");
+  const std::string whole = R"({"added_tokens_decoder":{"300":{"content":"[BOS]"},"301":{"content":"<|open|>"}}})";
+  EXPECT_EQ(SpecialTokens::from_json(whole, 300, "test").count(), 2);
+}
+
 TEST(Tokenizer, OfNamesThatBeginAlikeTheLongestMatches) {
   const SpecialTokens special(300, {"<a>", "<a>b", "", "x"});
   EXPECT_EQ(special.match("-<a>bc", 1), 301);
