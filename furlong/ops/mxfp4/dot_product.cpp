@@ -17,7 +17,7 @@
 
 #include "furlong/ops/mxfp4/mxfp4.h"
 
-HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,avx2")
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,avx2");
 namespace furlong {
 namespace {
 

@@ -22,6 +22,9 @@ namespace {
 /// Outputs of one task: packed rows that stay in the second-level cache while the row tiles pass.
 constexpr int64_t kFewRowsOutputs = 128;
 constexpr int64_t kRowsOfTile = 8;
+/// Outputs of one task where one tile takes all rows: each start of a task waits for memory.
+constexpr int64_t kOneTileOutputs = 512;
+constexpr int64_t kOneTileRows = 4;
 /// Outputs that are dequantised at a time for the library.
 constexpr int64_t kManyRowsOutputs = 256;
 /// Rows from which on a group goes through the library.
@@ -49,11 +52,18 @@ struct Operands {
   }
 };
 
+/// Wide tasks only where every thread gets several: the width changes no bits.
+int64_t outputs_of_task(const Operands& op, int64_t rows) {
+  if (rows >= kManyRows) return kManyRowsOutputs;
+  const int64_t wide_tasks = static_cast<int64_t>(op.packed.size()) * op.y_PO.size(1) / kOneTileOutputs;
+  return rows <= kOneTileRows && wide_tasks >= 4 * num_threads() ? kOneTileOutputs : kFewRowsOutputs;
+}
+
 std::vector<Task> make_tasks(const Operands& op) {
   std::vector<Task> tasks;
   for (int64_t group = 0; group < static_cast<int64_t>(op.packed.size()); ++group) {
     const int64_t start = op.bounds[group], rows = op.bounds[group + 1] - start, outputs = op.y_PO.size(1);
-    const int64_t width = rows >= kManyRows ? kManyRowsOutputs : kFewRowsOutputs;
+    const int64_t width = outputs_of_task(op, rows);
     const int64_t height = rows >= kManyRows ? rows : kRowsOfTile;
     for (int64_t first = 0; first < outputs; first += width) {
       for (int64_t row = 0; row < rows; row += height) {

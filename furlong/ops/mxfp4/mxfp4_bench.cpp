@@ -3,7 +3,7 @@
 // scales once each; matrices together are larger than the last-level cache, so every pass reads memory.
 //   OMP_NUM_THREADS=2 build/cpu/bin/mxfp4_bench --benchmark_repetitions=20 --benchmark_min_time=0.02
 //     --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
-// The "min" of the repetitions is the least disturbed one on a machine that is not quiet.
+// "min" is the time of the least disturbed repetition, for machines that are not quiet (its rates are the worst ones).
 
 #include "furlong/ops/mxfp4/mxfp4.h"
 
@@ -134,7 +134,7 @@ void common(benchmark::internal::Benchmark* bench) {
 }
 
 void shapes(benchmark::internal::Benchmark* bench) {
-  bench->ArgNames({"rows", "bf16"})->ArgsProduct({{1, 2, 4, 16, 32, 64, 256}, {0, 1}});
+  bench->ArgNames({"rows", "bf16"})->ArgsProduct({{1, 4, 16, 32, 256}, {0, 1}});
   common(bench);
 }
 
