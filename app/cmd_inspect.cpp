@@ -28,7 +28,7 @@ struct Arguments {
   std::string path;
   bool json = false;
   bool tensors = false;
-  std::optional<bool> checksums;
+  bool checksums = false, no_checksums = false;
 };
 
 /// "kKKM": one letter a layer, K for KDA and M for MLA, small where the feed-forward is dense.
@@ -88,7 +88,7 @@ OrderedJson describe_tensors(const CheckpointReader& reader, const std::optional
     bytes += reader.byte_size(name);
     ++number;
   }
-  const bool checksums = arguments.checksums.value_or(bytes <= kChecksumBytes);
+  const bool checksums = arguments.checksums || (!arguments.no_checksums && bytes <= kChecksumBytes);
   OrderedJson result = {{"files", reader.files().size()}, {"tensor_count", number}, {"bytes", bytes}};
   for (const auto& [dtype, sums] : by_dtype) {
     result["dtypes"][dtype] = {{"tensors", sums.first}, {"elements", sums.second}};
@@ -227,8 +227,9 @@ void add_inspect(CLI::App& app, int&) {
       ->required();
   command->add_flag("--json", arguments->json, "One JSON object");
   command->add_flag("--tensors", arguments->tensors, "List every tensor, however many there are");
-  command->add_flag("--checksums,!--no-checksums", arguments->checksums,
-                    "Read every byte for checksums; by default for checkpoints up to 4 GB");
+  auto* checksums = command->add_flag("--checksums", arguments->checksums,
+                                      "Read every byte for checksums; by default for checkpoints up to 4 GB");
+  command->add_flag("--no-checksums", arguments->no_checksums, "Read the headers alone")->excludes(checksums);
   command->footer(
       "Examples:\n"
       "  furlong inspect configs/model/kimi-k3.toml\n"

@@ -1,11 +1,16 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/format.h"
 #include "app/model_config.h"
+#include "furlong/checkpoint/named_tensors.h"
+#include "furlong/checkpoint/run_folder.h"
+#include "furlong/model/checkpoint_map.h"
 #include "furlong/model/count.h"
 #include "furlong/model/plan.h"
 
@@ -19,6 +24,19 @@ struct Arguments {
   std::string compute = "fp32";
   bool json = false;
 };
+
+/// Bytes of the tensors of a checkpoint folder, after checking that they fit its config; none where there are none.
+std::optional<double> stored_bytes(const Arguments& arguments, const ModelConfig& config) {
+  namespace fs = std::filesystem;
+  if (!fs::is_directory(arguments.config)) return {};
+  const fs::path folder = find_checkpoint(arguments.config);
+  if (!fs::exists(folder / "model.safetensors") && !fs::exists(folder / "model.safetensors.index.json")) return {};
+  const CheckpointReader reader(folder);
+  map_checkpoint(Decoder(config), reader, folder);
+  double bytes = 0;
+  for (const std::string& name : reader.names()) bytes += static_cast<double>(reader.byte_size(name));
+  return bytes;
+}
 
 OrderedJson to_json(const Arguments& arguments, const TrainingBytes& training, const ServingBytes& serving) {
   return {{"config", arguments.config},
@@ -92,10 +110,14 @@ void add_plan(CLI::App& app, int&) {
     arguments->request.bf16 = arguments->compute == "bf16";
     const TrainingBytes training = plan_training(config, arguments->request);
     const ServingBytes serving = plan_serving(config, arguments->request);
+    const std::optional<double> stored = stored_bytes(*arguments, config);
     if (arguments->json) {
-      fmt::print("{}\n", to_json(*arguments, training, serving).dump(2));
+      OrderedJson result = to_json(*arguments, training, serving);
+      if (stored) result["stored_bytes"] = *stored;
+      fmt::print("{}\n", result.dump(2));
     } else {
       print(*arguments, config, training, serving);
+      if (stored) fmt::print("\nthe folder's tensors take {}, checked against its config\n", human_bytes(*stored));
     }
   });
 }

@@ -43,12 +43,16 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 17> kScalarTyp
     {"F8_E8M0", at::kFloat8_e8m0fnu},
 }};
 
-at::ScalarType scalar_type(const std::string& dtype) {
+}  // namespace
+
+at::ScalarType tensor_dtype(const std::string& dtype) {
   for (const auto& [name, type] : kScalarTypes) {
     if (name == dtype) return type;
   }
   throw FormatError("dtype '" + dtype + "' has no tensor type");
 }
+
+namespace {
 
 std::string dtype_name(const std::string& tensor, at::ScalarType type) {
   for (const auto& [name, known] : kScalarTypes) {
@@ -101,7 +105,7 @@ void verify(const SafetensorsFile& file) {
 }
 
 at::Tensor copy_of(const TensorEntry& entry, std::span<const std::byte> data) {
-  at::Tensor result = at::empty(entry.shape, at::TensorOptions(scalar_type(entry.dtype)));
+  at::Tensor result = at::empty(entry.shape, at::TensorOptions(tensor_dtype(entry.dtype)));
   if (!data.empty()) std::memcpy(result.mutable_data_ptr(), data.data(), data.size());
   return result;
 }
@@ -123,7 +127,7 @@ at::Tensor replacement(const SafetensorsFile& file, const std::string& name, con
     throw UsageError(file.path().string() + ": tensor '" + name + "': got " + std::to_string(value.numel()) +
                      " values for " + std::to_string(entry.bytes) + " bytes of " + entry.dtype);
   }
-  return value.detach().to(at::kCPU).to(scalar_type(entry.dtype)).contiguous().reshape(entry.shape);
+  return value.detach().to(at::kCPU).to(tensor_dtype(entry.dtype)).contiguous().reshape(entry.shape);
 }
 
 /// The index to read, or nothing when `path` is, or holds, a single file.

@@ -61,6 +61,9 @@ void write_tensors(const std::filesystem::path& path, const NamedTensors& tensor
 void write_tensors_like(const std::filesystem::path& source, const std::filesystem::path& path,
                         const std::function<at::Tensor(const std::string& name)>& value_of);
 
+/// The tensor type of a safetensors dtype. FormatError when there is none.
+at::ScalarType tensor_dtype(const std::string& dtype);
+
 /// 64-bit checksum as 16 hex digits, over a tensor's bytes (see checksum.h).
 std::string tensor_checksum(const at::Tensor& tensor);
 

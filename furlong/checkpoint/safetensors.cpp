@@ -40,9 +40,12 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 17> kDtypes = {{
     {"F8_E8M0", 1},
 }};
 
-void check_sources(const std::filesystem::path& path, const std::vector<TensorSource>& tensors) {
+/// Names and bytes of tensors that a file can hold.
+std::vector<std::pair<std::string, uint64_t>> check_layout(const std::filesystem::path& path,
+                                                           const std::vector<TensorLayout>& tensors) {
   std::set<std::string_view> names;
-  for (const TensorSource& tensor : tensors) {
+  std::vector<std::pair<std::string, uint64_t>> result;
+  for (const TensorLayout& tensor : tensors) {
     const std::string where = path.string() + ": tensor '" + tensor.name + "': ";
     if (tensor.name == "__metadata__") throw UsageError(where + "the name is reserved");
     if (!names.insert(tensor.name).second) throw UsageError(where + "given twice");
@@ -50,22 +53,23 @@ void check_sources(const std::filesystem::path& path, const std::vector<TensorSo
     if (dtype_bytes == 0) throw UsageError(where + "unknown dtype '" + tensor.dtype + "'");
     uint64_t bytes = 0;
     if (!safetensors_bytes(tensor.shape, dtype_bytes, &bytes)) throw UsageError(where + "shape x dtype overflows");
-    if (bytes != tensor.data.size()) {
-      throw UsageError(where + "got " + std::to_string(tensor.data.size()) + " bytes, need " + std::to_string(bytes));
-    }
+    result.emplace_back(tensor.name, bytes);
   }
+  return result;
 }
 
-std::string header_text(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
+std::string header_text(const std::filesystem::path& path, const std::vector<TensorLayout>& tensors,
+                        const std::vector<std::pair<std::string, uint64_t>>& sizes,
                         const std::map<std::string, std::string>& metadata) {
   OrderedJson header = OrderedJson::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
-  for (const TensorSource& tensor : tensors) {
-    const uint64_t end = offset + tensor.data.size();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const uint64_t end = offset + sizes[i].second;
     // Names are known to be distinct: appending spares ordered_json's linear look-up.
     header.get_ref<OrderedJson::object_t&>().emplace_back(
-        tensor.name, OrderedJson{{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}});
+        tensors[i].name,
+        OrderedJson{{"dtype", tensors[i].dtype}, {"shape", tensors[i].shape}, {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text;
@@ -117,16 +121,38 @@ std::span<const std::byte> SafetensorsFile::data(const TensorEntry& entry) const
   return file_.bytes().subspan(entry.offset, entry.bytes);
 }
 
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorLayout>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(path), tensors_(check_layout(path, tensors)), file_(path) {
+  const std::string header = header_text(path, tensors, tensors_, metadata);
+  const uint64_t header_bytes = header.size();
+  file_.write(&header_bytes, sizeof(header_bytes));
+  file_.write(header);
+}
+
+void SafetensorsWriter::append(std::span<const std::byte> data) {
+  if (next_ == tensors_.size()) throw UsageError(path_.string() + ": all its tensors are written already");
+  const auto& [name, bytes] = tensors_[next_++];
+  if (bytes != data.size()) {
+    throw UsageError(path_.string() + ": tensor '" + name + "': got " + std::to_string(data.size()) + " bytes, need " +
+                     std::to_string(bytes));
+  }
+  file_.write(data.data(), data.size());
+}
+
+void SafetensorsWriter::commit() {
+  if (next_ != tensors_.size())
+    throw UsageError(path_.string() + ": tensor '" + tensors_[next_].first + "' is missing");
+  file_.commit();
+}
+
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  check_sources(path, tensors);
-  const std::string header = header_text(path, tensors, metadata);
-  const uint64_t header_bytes = header.size();
-  AtomicFile file(path);
-  file.write(&header_bytes, sizeof(header_bytes));
-  file.write(header);
-  for (const TensorSource& tensor : tensors) file.write(tensor.data.data(), tensor.data.size());
-  file.commit();
+  std::vector<TensorLayout> layout;
+  for (const TensorSource& tensor : tensors) layout.push_back({tensor.name, tensor.dtype, tensor.shape});
+  SafetensorsWriter writer(path, layout, metadata);
+  for (const TensorSource& tensor : tensors) writer.append(tensor.data);
+  writer.commit();
 }
 
 }  // namespace furlong

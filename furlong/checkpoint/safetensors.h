@@ -9,6 +9,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "furlong/base/file.h"
@@ -44,6 +45,29 @@ class SafetensorsFile {
   size_t header_bytes_ = 0;  // with its length
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, std::string> metadata_;
+};
+
+struct TensorLayout {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+};
+
+/// Writes one file tensor by tensor, in the order of `tensors`, of which none need be in memory before its turn. The
+/// file is synced and renamed into place by commit(); without it no trace is left.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorLayout>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  /// The next tensor's bytes. UsageError when they are not as many as its dtype and shape take.
+  void append(std::span<const std::byte> data);
+  void commit();
+
+ private:
+  std::filesystem::path path_;
+  std::vector<std::pair<std::string, uint64_t>> tensors_;  // name and bytes
+  size_t next_ = 0;
+  AtomicFile file_;
 };
 
 struct TensorSource {

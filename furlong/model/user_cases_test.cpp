@@ -17,6 +17,7 @@
 #include "furlong/model/test_model.h"
 #include "furlong/model/weights.h"
 #include "furlong/ops/moe/layer.h"
+#include "furlong/ops/mxfp4/mxfp4.h"
 
 namespace furlong {
 namespace {
@@ -70,6 +71,23 @@ class PublishedCheckpoint : public ::testing::Test {
     OrderedJson config = OrderedJson::parse(read_file(folder_ / "config.json"));
     change(config["text_config"]);
     write_json_atomic(folder_ / "config.json", config);
+  }
+  /// Experts as MXFP4, in two tensors each.
+  void pack_experts() const {
+    edit([](NamedTensors& tensors) {
+      NamedTensors packed;
+      for (auto& [name, tensor] : tensors) {
+        if (name.find(".experts.") == std::string::npos) {
+          packed.emplace_back(name, tensor);
+          continue;
+        }
+        const std::string stem = name.substr(0, name.size() - std::string(".weight").size());
+        const auto [codes, scale] = mxfp4_quantize(tensor);
+        packed.emplace_back(stem + ".weight_packed", codes);
+        packed.emplace_back(stem + ".weight_scale", scale);
+      }
+      tensors = std::move(packed);
+    });
   }
   void expect_same_files() const {
     export_weights(*load(), folder_, again_);
@@ -235,19 +253,7 @@ TEST_F(PublishedCheckpoint, TheReportHasAChecksumForEachGroup) {
 
 // T17: what says that experts are packed must say in which order.
 TEST_F(PublishedCheckpoint, PackedExpertsNeedAFormat) {
-  edit([](NamedTensors& tensors) {
-    NamedTensors packed;
-    for (auto& [name, tensor] : tensors) {
-      if (name.find(".experts.") == std::string::npos) {
-        packed.emplace_back(name, tensor);
-        continue;
-      }
-      const std::string stem = name.substr(0, name.size() - std::string(".weight").size());
-      packed.emplace_back(stem + ".weight_packed", at::ones({tensor.size(0), tensor.size(1) / 2}, at::kByte));
-      packed.emplace_back(stem + ".weight_scale", at::full({tensor.size(0), tensor.size(1) / 32}, 120, at::kByte));
-    }
-    tensors = std::move(packed);
-  });
+  pack_experts();
   const auto fault = [&] {
     try {
       check_weights(folder_);
@@ -264,6 +270,32 @@ TEST_F(PublishedCheckpoint, PackedExpertsNeedAFormat) {
   edit_tensor("1.block_sparse_moe.experts.0.w1.weight_scale",
               [](std::string&, at::Tensor& tensor) { tensor = tensor.slice(0, 1).clone(); });
   EXPECT_THAT(fault(), HasSubstr("experts.0.w1.weight_scale' is U8"));
+}
+
+TEST_F(PublishedCheckpoint, PackedExpertsAreExactAndPackedAgain) {
+  pack_experts();
+  edit_config([](OrderedJson& text) { text["quantization_config"] = {{"format", "mxfp4-pack-quantized"}}; });
+  const std::string stem = kLayers + "1.block_sparse_moe.experts.3.w2";
+  const auto expert = [&](const Decoder& decoder) {
+    for (const Param& param : decoder.params()) {
+      if (param.spec.name == "model.layers.1.block_sparse_moe.experts.{}.w2.weight") return param.tensor->select(0, 3);
+    }
+    return at::Tensor();
+  };
+  const auto decoder = load();
+  const CheckpointReader reader(folder_);
+  const at::Tensor scale = reader.tensor(stem + ".weight_scale");
+  EXPECT_TRUE(at::equal(expert(*decoder), mxfp4_dequantize(reader.tensor(stem + ".weight_packed"), scale, at::kFloat)));
+  expect_same_files();
+  // Twice the value is one more in the exponent: trained experts are packed anew, all others keep their bytes.
+  expert(*decoder).mul_(2);
+  export_weights(*decoder, folder_, again_);
+  const CheckpointReader changed(again_);
+  EXPECT_TRUE(at::equal(changed.tensor(stem + ".weight_scale"), scale + 1));
+  EXPECT_TRUE(at::equal(changed.tensor(stem + ".weight_packed"), reader.tensor(stem + ".weight_packed")));
+  edit_tensor("1.block_sparse_moe.experts.3.w2.weight_scale",
+              [](std::string&, at::Tensor& tensor) { tensor[5][0].fill_(255); });
+  EXPECT_THAT(refusal(), HasSubstr(stem + ".weight_scale'"));
 }
 
 Json published(const std::string& name, const std::function<void(Json& text)>& change) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
 #include <map>
@@ -12,6 +13,8 @@
 #include "furlong/base/shape.h"
 #include "furlong/checkpoint/named_tensors.h"
 #include "furlong/model/checkpoint_map.h"
+#include "furlong/ops/mxfp4/layout.h"
+#include "furlong/ops/mxfp4/mxfp4.h"
 
 namespace furlong {
 
@@ -37,6 +40,14 @@ at::Tensor unpadded(const at::Tensor& stored, int64_t heads, const std::string& 
   return flat.slice(0, 0, heads);
 }
 
+/// Exact in bf16 and in fp32.
+at::Tensor dequantized(const ParamPlace& place, const CheckpointReader& reader, const fs::path& folder,
+                       at::ScalarType dtype) {
+  const at::Tensor scale = reader.tensor(place.scale);
+  check_mxfp4_scale(folder.string() + ": tensor '" + place.scale + "'", scale);
+  return mxfp4_dequantize(reader.tensor(place.stored), scale, dtype);
+}
+
 int64_t product(const std::vector<int64_t>& shape) {
   int64_t numel = 1;
   for (const int64_t size : shape) numel *= size;
@@ -44,6 +55,12 @@ int64_t product(const std::vector<int64_t>& shape) {
 }
 
 }  // namespace
+
+at::Tensor stored_form(const at::Tensor& value, const Param& param, const std::vector<int64_t>& shape,
+                       at::ScalarType dtype) {
+  const at::Tensor whole = is_a_log(param.spec) ? padded(value.flatten(), product(shape)) : value;
+  return whole.to(dtype).contiguous().reshape(shape);
+}
 
 void save_weights(const Decoder& decoder, const fs::path& folder, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
@@ -54,8 +71,7 @@ void save_weights(const Decoder& decoder, const fs::path& folder, at::ScalarType
         param.spec.dtype == DtypePolicy::kFp32 ? param.tensor->detach() : param.tensor->detach().to(dtype);
     for (const PublishedTensor& published : published_tensors(decoder.config(), param)) {
       const at::Tensor part = published.index < 0 ? value : value.select(0, published.index);
-      const at::Tensor stored = is_a_log(param.spec) ? padded(part, product(published.shape)) : part;
-      tensors.emplace_back(published.name, stored.reshape(published.shape));
+      tensors.emplace_back(published.name, stored_form(part, param, published.shape, part.scalar_type()));
     }
   }
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
@@ -65,36 +81,42 @@ void save_weights(const Decoder& decoder, const fs::path& folder, at::ScalarType
   write_json_atomic(folder / "config.json", config);
 }
 
-namespace {
-
-at::Tensor read_place(const ParamPlace& place, const CheckpointReader& reader, const fs::path& folder) {
-  if (!place.scale.empty()) {
-    throw FormatError(fmt::format("{}: tensor '{}' is packed (MXFP4): it can be inspected, not loaded yet",
-                                  folder.string(), place.stored));
-  }
+at::Tensor read_parameter(const ParamPlace& place, const CheckpointReader& reader, const fs::path& folder) {
+  if (!place.scale.empty()) return dequantized(place, reader, folder, at::kBFloat16);
   const at::Tensor stored = reader.tensor(place.stored);
   if (!is_a_log(place.param->spec)) return stored;
   return unpadded(stored, place.param->spec.shape[0], fmt::format("{}: tensor '{}'", folder.string(), place.stored));
 }
+
+namespace {
 
 void copy_tensors(const CheckpointMap& map, const CheckpointReader& reader, const fs::path& folder) {
   const at::NoGradGuard no_grad;
   for (const ParamPlace& place : map.places) {
     check_argument(place.param->tensor->defined(), "load_weights", "decoder: not initialised");
     const at::Tensor target = part_of(*place.param, place.index);
-    target.copy_(read_place(place, reader, folder).reshape(target.sizes()));
+    target.copy_(read_parameter(place, reader, folder).reshape(target.sizes()));
   }
 }
 
-/// A value of the decoder on its way into a file that holds `dtype`.
-at::Tensor for_file(const ParamPlace& place, const CheckpointReader& reader) {
+/// A value of the decoder on its way into the file it came from, which holds it under `name`. Undefined: as it is
+/// there.
+at::Tensor for_file(const ParamPlace& place, const std::string& name, const CheckpointReader& reader,
+                    const fs::path& source) {
   const at::Tensor value = part_of(*place.param, place.index);
-  const std::string dtype = reader.dtype(place.stored);
-  if (value.scalar_type() != at::kFloat && dtype != "BF16") {
-    throw UsageError(fmt::format("[export_weights] {}: is held as {}, the file has {}: load the decoder in fp32",
-                                 place.stored, c10::toString(value.scalar_type()), dtype));
+  if (!place.scale.empty()) {
+    const at::Tensor wide = value.to(at::kCPU, at::kFloat);
+    // Unchanged weights keep their bytes: writers differ in the scale of a block of zeros.
+    if (at::equal(wide, dequantized(place, reader, source, at::kFloat))) return {};
+    const auto [packed, scale] = mxfp4_quantize(wide);
+    return name == place.scale ? scale : packed;
   }
-  return is_a_log(place.param->spec) ? padded(value, product(reader.shape(place.stored))) : value;
+  const std::string dtype = reader.dtype(name);
+  if (value.scalar_type() != at::kFloat && dtype != "BF16") {
+    throw UsageError(fmt::format("[export_weights] {}: is held as {}, the file has {}: load the decoder in fp32", name,
+                                 c10::toString(value.scalar_type()), dtype));
+  }
+  return is_a_log(place.param->spec) ? padded(value, product(reader.shape(name))) : value;
 }
 
 }  // namespace
@@ -123,14 +145,17 @@ void export_weights(const Decoder& decoder, const fs::path& source, const fs::pa
   const CheckpointReader reader(source);
   const CheckpointMap map = map_checkpoint(decoder, reader, source);
   std::map<std::string, const ParamPlace*> place_of;
-  for (const ParamPlace& place : map.places) place_of[place.stored] = &place;
+  for (const ParamPlace& place : map.places) {
+    place_of[place.stored] = &place;
+    if (!place.scale.empty()) place_of[place.scale] = &place;
+  }
   std::set<fs::path> tensor_files;
   make_folders(folder);
   for (const fs::path& file : reader.files()) {
     tensor_files.insert(file.filename());
     write_tensors_like(file, folder / file.filename(), [&](const std::string& name) {
       const auto found = place_of.find(name);
-      return found == place_of.end() ? at::Tensor() : for_file(*found->second, reader);
+      return found == place_of.end() ? at::Tensor() : for_file(*found->second, name, reader, source);
     });
   }
   for (const auto& entry : fs::directory_iterator(source)) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 #include "furlong/model/decoder.h"
 #include "furlong/model/hf_names.h"
@@ -14,6 +15,16 @@ namespace furlong {
 /// Writes config.json and model.safetensors below `folder`. Stacked experts are written under their published names.
 /// `dtype`: of parameters with the compute policy (fp32 masters: kFloat keeps them exact).
 void save_weights(const Decoder& decoder, const std::filesystem::path& folder, at::ScalarType dtype);
+
+struct ParamPlace;
+class CheckpointReader;
+
+/// The value of a parameter (or of one index of it) as the checkpoint holds it: in its stored dtype, packed experts in
+/// bf16 (exact), A_log without padding. FormatError for padding that is not zero; `folder` is named.
+at::Tensor read_parameter(const ParamPlace& place, const CheckpointReader& reader, const std::filesystem::path& folder);
+/// A parameter's value on its way into a file: contiguous, in `dtype` and `shape`, A_log padded with zeros.
+at::Tensor stored_form(const at::Tensor& value, const Param& param, const std::vector<int64_t>& shape,
+                       at::ScalarType dtype);
 
 /// Writes the weights in the form of the checkpoint at `source`, file by file: names, spellings, order, dtypes, shapes
 /// and padding as there; tensors that are carried (vision) and all other files byte for byte. With the weights that

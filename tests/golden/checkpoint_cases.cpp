@@ -83,7 +83,9 @@ std::vector<int64_t> ids_of(const at::Tensor& ids) {
 void expect_greedy(Case& test, const Decoder& decoder, const at::Tensor& prompt, const at::Tensor& expected) {
   for (const Numerics numerics : {Numerics::kFast, Numerics::kExact}) {
     Engine engine(decoder, {.numerics = numerics});
-    GenerateRequest request{.prompt_ids = ids_of(prompt), .max_tokens = expected.numel()};
+    GenerateRequest request;
+    request.prompt_ids = ids_of(prompt);
+    request.max_tokens = expected.numel();
     request.sampling.temperature = 0;
     const char* how = numerics == Numerics::kExact ? "greedy, exact" : "greedy, fast";
     test.expect(how, engine.generate(request).ids == ids_of(expected));
@@ -188,9 +190,74 @@ void run_linear(Case& test) {
   expect_greedy(test, *decoder, ids_BT[0], test.tensor("out.greedy"));
   expect_bf16(test, test.folder(), ids_BT, test.f32("out.logits").flatten(0, 1), run.record, run.embedding_ND);
   expect_same_files(test, *decoder, test.folder(), "from fp32");
+  expect_same_files(test, *load_decoder(test.folder(), at::kBFloat16, test.device()), test.folder(), "from bf16");
+}
+
+/// The text part; the vision part of the case waits for the tower.
+void run_k3(Case& test) {
+  const auto decoder = load_trainable(test.folder(), test.device());
+  const at::Tensor ids_BT = test.tensor("text.input_ids");
+  const int64_t row = ids_BT.size(1), layers = decoder->config().num_layers;
+  const double values = test.tolerance("values");
+  TextRun run;
+  for (const Numerics numerics : {Numerics::kFast, Numerics::kExact}) {
+    clear_gradients(*decoder);
+    run = run_text(*decoder, ids_BT, numerics);
+    const at::Tensor logits_NV = decoder->logits(run.hidden_ND, numerics).detach();
+    test.expect_close("logits of row 0", logits_NV.narrow(0, 0, row), test.f32("text.out.logits_row0"), values);
+    const at::Tensor last = test.f32("text.out.logits_row1_last8");
+    test.expect_close("last logits of row 1", logits_NV.narrow(0, 2 * row - last.size(0), last.size(0)), last, values);
+    for (int64_t i = 0; i < layers; ++i) {
+      test.expect_close("running sum " + std::to_string(i), run.record.stream_ND[i].narrow(0, 0, row),
+                        test.f32("text.out.prefix_per_layer")[i], values);
+    }
+    const at::Tensor blocks = test.f32("text.out.blocks");
+    test.expect("sealed blocks", static_cast<int64_t>(run.record.blocks_ND.size()) == blocks.size(0));
+    for (int64_t b = 0; b < blocks.size(0); ++b) {
+      test.expect_close("block " + std::to_string(b), run.record.blocks_ND[b].detach().narrow(0, 0, row), blocks[b],
+                        values);
+    }
+    test.expect_close("final norm", run.hidden_ND.detach().narrow(0, 0, row), test.f32("text.out.final_norm"), values);
+    const at::Tensor loss = mean_loss(*decoder, run.hidden_ND, test.tensor("text.labels"));
+    test.expect_close("loss", loss.detach().view({1}), test.f32("text.out.loss"), test.tolerance("loss"));
+    loss.backward();
+    expect_gradients(test, *decoder, "text.out.grad.");
+  }
+  const at::Tensor chat = test.tensor("chat.input_ids");
+  const at::NoGradGuard no_grad;
+  const TextRun reply = run_text(*decoder, chat, Numerics::kFast);
+  test.expect_close("last logits of the chat", decoder->logits(reply.hidden_ND)[chat.size(1) - 1],
+                    test.f32("chat.out.last_logits"), values);
+  expect_greedy(test, *decoder, chat, test.tensor("chat.out.greedy"));
+  expect_bf16(test, test.folder(), ids_BT, {}, run.record, run.embedding_ND);
+  expect_same_files(test, *decoder, test.folder(), "from fp32");
+  expect_same_files(test, *load_decoder(test.folder(), at::kBFloat16, test.device()), test.folder(), "from bf16");
+}
+
+/// Packed documents through the checkpoint of kimi_k3_tiny, the folder beside this one.
+void run_k3_packed(Case& test) {
+  const auto decoder = load_trainable(test.folder().parent_path() / "kimi_k3_tiny", test.device());
+  const at::Tensor ids_BT = test.tensor("input_ids"), ends = test.tensor("cu_seqlens");
+  const auto layout = SequenceLayout::from_lengths(ids_of(ends.diff()), test.device());
+  const double values = test.tolerance("values");
+  for (const Numerics numerics : {Numerics::kFast, Numerics::kExact}) {
+    clear_gradients(*decoder);
+    const at::Tensor hidden_ND = decoder->forward(ids_BT.flatten(), layout, nullptr, {.numerics = numerics});
+    const at::Tensor logits_NV = decoder->logits(hidden_ND, numerics).detach();
+    test.expect_close("last logits of each document", logits_NV.index_select(0, ends.slice(0, 1) - 1),
+                      test.f32("out.logits_last_of_each_document"), values);
+    test.expect_close("log-sum-exp", logits_NV.logsumexp({1}), test.f32("out.logsumexp"), values);
+    test.expect("argmax", logits_NV.argmax(1).equal(test.tensor("out.argmax")));
+    const at::Tensor loss = mean_loss(*decoder, hidden_ND, test.tensor("labels"));
+    test.expect_close("loss", loss.detach().view({1}), test.f32("out.loss"), test.tolerance("loss"));
+    loss.backward();
+    expect_gradients(test, *decoder, "out.grad.");
+  }
 }
 
 FURLONG_GOLDEN("checkpoint.kimi_linear", run_linear);
+FURLONG_GOLDEN("checkpoint.kimi_k3", run_k3);
+FURLONG_GOLDEN("checkpoint.kimi_k3_packed", run_k3_packed);
 
 }  // namespace
 }  // namespace furlong::golden
