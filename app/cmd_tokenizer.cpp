@@ -44,15 +44,16 @@ void train(const TrainOptions& options) {
   const CorpusCounts counts = read_corpus(options.corpus, [&](std::string_view text) { trainer.add(text); });
   const std::vector<std::string> tokens = trainer.train(options.vocab - options.reserved);
   const auto ranks = static_cast<int64_t>(tokens.size());
+  const int64_t vocabulary = ranks + options.reserved;
   make_folders(options.out);
   write_file_atomic(options.out / "tiktoken.model", rank_file_text(tokens));
   write_file_atomic(options.out / "tokenizer_config.json", SpecialTokens::standard(ranks, options.reserved).to_json());
-  if (ranks + options.reserved < options.vocab) {
-    say("the corpus has no pair of tokens left that occurs twice: got a vocabulary of " +
-        std::to_string(ranks + options.reserved) + ", asked for " + std::to_string(options.vocab));
+  if (vocabulary < options.vocab) {
+    say("the corpus has no pair of tokens left that occurs twice: got a vocabulary of " + std::to_string(vocabulary) +
+        ", asked for " + std::to_string(options.vocab));
   }
   std::printf("%s: vocabulary %lld (%lld ranks + %lld reserved) from %lld documents, %lld bytes, %.1f s\n",
-              options.out.c_str(), static_cast<long long>(ranks + options.reserved), static_cast<long long>(ranks),
+              options.out.c_str(), static_cast<long long>(vocabulary), static_cast<long long>(ranks),
               static_cast<long long>(options.reserved), static_cast<long long>(counts.documents),
               static_cast<long long>(trainer.num_bytes()), watch.seconds());
 }

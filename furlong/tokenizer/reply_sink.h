@@ -64,7 +64,7 @@ class ReplySink {
 /// One format's grammar.
 class ReplyMachine {
  public:
-  ReplyMachine(const Tokenizer& tokenizer, const ReplyOptions& options) : sink(options), tokenizer_(tokenizer) {}
+  ReplyMachine(const Tokenizer& vocabulary, const ReplyOptions& options) : sink(options), tokenizer(vocabulary) {}
   virtual ~ReplyMachine() = default;
   virtual void push(int64_t id) = 0;
   virtual void finish() = 0;
@@ -73,9 +73,9 @@ class ReplyMachine {
 
  protected:
   /// -1 when the table has no such token.
-  int64_t id_of(const char* name) const { return tokenizer_.special_id(name).value_or(-1); }
+  int64_t id_of(const char* name) const { return tokenizer.special_id(name).value_or(-1); }
 
-  const Tokenizer& tokenizer_;
+  const Tokenizer& tokenizer;
 };
 
 std::unique_ptr<ReplyMachine> xtml_machine(const Tokenizer& tokenizer, const ReplyOptions& options);

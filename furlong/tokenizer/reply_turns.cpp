@@ -40,8 +40,8 @@ class TurnsMachine : public ReplyMachine {
         call_end_(id_of("<|tool_call_end|>")) {}
 
   void push(int64_t id) override {
-    const std::string_view bytes = tokenizer_.token_bytes(id);
-    if (!tokenizer_.is_special(id)) return text(bytes);
+    const std::string_view bytes = tokenizer.token_bytes(id);
+    if (!tokenizer.is_special(id)) return text(bytes);
     if (id == end_ || id == document_end_) {
       leave_call(false);
       sink.end(true);

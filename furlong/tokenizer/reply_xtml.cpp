@@ -84,8 +84,8 @@ class XtmlMachine : public ReplyMachine {
         arguments_(sink) {}
 
   void push(int64_t id) override {
-    const std::string_view bytes = tokenizer_.token_bytes(id);
-    if (!tokenizer_.is_special(id)) {
+    const std::string_view bytes = tokenizer.token_bytes(id);
+    if (!tokenizer.is_special(id)) {
       text(bytes);
     } else if (id == open_ || id == close_) {
       end_tag();
