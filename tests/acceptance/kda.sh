@@ -35,9 +35,9 @@ point_3() { gpu 3 decode; }
 point_4() {
   [ -e bench/peers/kda_cpu.sh ] || { line 4 SKIP "bench/peers/kda_cpu.sh is not there: the peers on the CPU are not measured"; return; }
   if bash bench/peers/kda_cpu.sh >"$work/kda_cpu.log" 2>&1; then
-    line 4 PASS "$(tail -n 1 "$work/kda_cpu.log")"
+    line 4 PASS "$(tail -n 1 "$work/kda_cpu.log" | sed "s/^PASS //")"
   else
-    line 4 FAIL "$(tail -n 1 "$work/kda_cpu.log"), see $work/kda_cpu.log"
+    line 4 FAIL "$(tail -n 1 "$work/kda_cpu.log" | sed "s/^FAIL //"), see $work/kda_cpu.log"
   fi
 }
 
