@@ -209,8 +209,13 @@ void print(const OrderedJson& result) {
   fmt::print("{}\n", result["path"].get<std::string>());
   if (result.contains("model")) print_config(result["model"]);
   if (result.contains("quantization")) {
-    fmt::print("\nquantization: {} ({})\n", result["quantization"].value("format", "of no format"),
-               result["quantization"].value("quant_method", "no method"));
+    const OrderedJson& quantization = result["quantization"];
+    const auto text = [&](const char* key, const char* missing) {
+      if (!quantization.contains(key)) return std::string(missing);
+      const OrderedJson& value = quantization[key];
+      return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', true);
+    };
+    fmt::print("\nquantization: {} ({})\n", text("format", "of no format"), text("quant_method", "no method"));
   }
   if (result.contains("file")) print_tensors(result["file"]);
 }

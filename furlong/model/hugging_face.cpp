@@ -364,16 +364,21 @@ HfText from_model(const ModelConfig& c, bool nested) {
   return hf;
 }
 
+/// Empty if there is none, or something else than a text.
+std::string model_type(const Json& config) {
+  const auto found = config.find("model_type");
+  return found != config.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 }  // namespace
 
 ModelConfig ModelConfig::from_hugging_face(const Json& config, const std::string& where) {
   if (!config.is_object()) refuse(where, "must be a JSON object");
   const bool nested = config.contains("text_config");
-  if (!nested && config.value("model_type", "") == "kimi_k3") refuse(where, "missing key 'text_config'");
+  if (!nested && model_type(config) == "kimi_k3") refuse(where, "missing key 'text_config'");
   const Json& inner = nested ? config["text_config"] : config;
   if (!inner.is_object()) refuse(where, "key 'text_config' must be an object");
-  const std::string type =
-      inner.contains("model_type") && inner["model_type"].is_string() ? inner["model_type"].get<std::string>() : "";
+  const std::string type = model_type(inner);
   if (type != "kimi_linear") {
     refuse(where, fmt::format("key 'model_type' is '{}', must be kimi_linear (alone or inside kimi_k3)", type));
   }
