@@ -14,6 +14,7 @@
 #include "furlong/checkpoint/named_tensors.h"
 #include "furlong/model/checkpoint_map.h"
 #include "furlong/model/count.h"
+#include "furlong/model/test_checkpoint.h"
 #include "furlong/model/test_model.h"
 #include "furlong/model/weights.h"
 #include "furlong/ops/moe/layer.h"
@@ -50,16 +51,7 @@ class PublishedCheckpoint : public ::testing::Test {
     }
     return "accepted";
   }
-  /// Rewrites the tensor file without a checksum, as other writers do.
-  void edit(const std::function<void(NamedTensors&)>& change) const {
-    NamedTensors tensors;
-    {
-      const CheckpointReader reader(folder_);
-      for (const std::string& name : reader.names()) tensors.emplace_back(name, reader.tensor(name));
-    }
-    change(tensors);
-    write_tensors(folder_ / "model.safetensors", tensors);
-  }
+  void edit(const std::function<void(NamedTensors&)>& change) const { edit_tensors(folder_, change); }
   void edit_tensor(const std::string& wanted, const std::function<void(std::string&, at::Tensor&)>& change) const {
     edit([&](NamedTensors& tensors) {
       for (auto& [name, tensor] : tensors) {

@@ -10,6 +10,7 @@
 
 #include "furlong/base/file.h"
 #include "furlong/checkpoint/named_tensors.h"
+#include "furlong/model/test_checkpoint.h"
 #include "furlong/model/test_model.h"
 
 namespace furlong {
@@ -35,16 +36,7 @@ class WeightsTest : public ::testing::Test {
     }
     return "";
   }
-  /// Rewrites the checkpoint with its tensors edited.
-  void edit(const std::function<void(NamedTensors&)>& change) const {
-    NamedTensors tensors;
-    {
-      const CheckpointReader reader(folder_);
-      for (const std::string& name : reader.names()) tensors.emplace_back(name, reader.tensor(name));
-    }
-    change(tensors);
-    write_tensors(folder_ / "model.safetensors", tensors);
-  }
+  void edit(const std::function<void(NamedTensors&)>& change) const { edit_tensors(folder_, change); }
 
   std::filesystem::path folder_;
 };
